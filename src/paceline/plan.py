@@ -1,0 +1,149 @@
+"""Plan and Mesh: the nouns that say where a program runs and how it is split.
+
+A mesh is a list of named axes, outermost (slowest link) first. This module knows nothing of PyTorch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any, Self
+
+from paceline.errors import PlanError, nearest
+
+
+class Axis(Enum):
+    """What an axis of the mesh means for the solver."""
+
+    DP = "dp"
+    FSDP = "fsdp"
+
+    @property
+    def summary(self) -> str:
+        """One line for `--help` and error messages."""
+        return {
+            Axis.DP: "the batch is split, parameters are replicated",
+            Axis.FSDP: "the batch is split, and so are parameters, gradients and optimizer state",
+        }[self]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks arranged along named axes, outermost first; rank numbers run fastest along the last axis.
+
+    Raises:
+        PlanError: an axis is unknown, named twice, or has a size below one.
+    """
+
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        known = [axis.value for axis in Axis]
+        for name, size in self.axes:
+            if name not in known:
+                raise PlanError(
+                    f"unknown mesh axis '{name}'; known axes: {', '.join(known)}.{nearest(name, known)}"
+                )
+            if size < 1:
+                raise PlanError(f"mesh axis '{name}' has size {size}; a size is a whole number from 1.")
+        if len({name for name, _ in self.axes}) != len(self.axes):
+            raise PlanError(f"mesh '{self}' names an axis twice.")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `dp=2,fsdp=4`; an empty text or `serial` is the mesh of one rank."""
+        axes = []
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            if part == "serial":
+                continue
+            name, equals, size = part.partition("=")
+            if not equals or not size.strip().isdecimal():
+                raise PlanError(
+                    f"cannot read '{part}' in mesh '{text}'; write axis=size pairs such as 'dp=2,fsdp=4'."
+                )
+            axes.append((name.strip(), int(size)))
+        return cls(tuple(axes))
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={size}" for name, size in self.axes) or "serial"
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return math.prod(size for _, size in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names, outermost first."""
+        return tuple(name for name, _ in self.axes)
+
+    def __getitem__(self, axis: str) -> int:
+        return dict(self.axes)[axis]
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Return where `rank` stands along each axis."""
+        where = {}
+        for name, size in reversed(self.axes):
+            rank, where[name] = divmod(rank, size)
+        return {name: where[name] for name in self.names}
+
+    def groups(self, axis: str) -> Iterator[tuple[int, ...]]:
+        """Yield the ranks that differ along `axis` only, in the order of that axis."""
+        rank_at = {tuple(self.coordinate(rank).values()): rank for rank in range(self.size)}
+        position = self.names.index(axis)
+        others = [range(size) for name, size in self.axes if name != axis]
+        for fixed in itertools.product(*others):
+            yield tuple(rank_at[(*fixed[:position], i, *fixed[position:])] for i in range(self[axis]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a program is split and run. The plan in a run directory (`plan.yaml`) is the one that executes.
+
+    Attributes:
+        mesh: the named axes.
+        zero_stage: what becomes of parameters that `fsdp` shards after the forward pass: 3 frees them and gathers
+            again in the backward pass (less memory), 2 keeps them (less traffic).
+        bucket_bytes: small collectives are merged until a bucket holds this many bytes; 0 merges nothing.
+        compile: compile the placed programs with Inductor.
+    """
+
+    mesh: Mesh = field(default_factory=Mesh)
+    zero_stage: int = 3
+    bucket_bytes: int = 4 << 20
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.zero_stage not in (2, 3):
+            raise PlanError(
+                f"zero_stage is {self.zero_stage}; it is 2 (keep gathered parameters until the backward pass) or 3 "
+                "(gather them again). For ZeRO-0, replicated parameters, use the axis 'dp'."
+            )
+        if self.bucket_bytes < 0:
+            raise PlanError(f"bucket_bytes is {self.bucket_bytes}; it is a number of bytes from 0.")
+
+    def with_(self, **changes: Any) -> Plan:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for YAML or JSON."""
+        return {**asdict(self), "mesh": str(self.mesh)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            PlanError: a key is unknown.
+        """
+        known = list(cls.__dataclass_fields__)
+        for key in values:
+            if key not in known:
+                raise PlanError(
+                    f"unknown plan key '{key}'; known keys: {', '.join(known)}.{nearest(key, known)}"
+                )
+        return cls(**{**values, "mesh": Mesh.parse(str(values.get("mesh", "")))})
