@@ -44,9 +44,7 @@ class Mesh:
         known = [axis.value for axis in Axis]
         for name, size in self.axes:
             if name not in known:
-                raise PlanError(
-                    f"unknown mesh axis '{name}'; known axes: {', '.join(known)}.{nearest(name, known)}"
-                )
+                raise PlanError(f"unknown mesh axis '{name}'; known axes: {', '.join(known)}.{nearest(name, known)}")
             if size < 1:
                 raise PlanError(f"mesh axis '{name}' has size {size}; a size is a whole number from 1.")
         if len({name for name, _ in self.axes}) != len(self.axes):
@@ -61,9 +59,7 @@ class Mesh:
                 continue
             name, equals, size = part.partition("=")
             if not equals or not size.strip().isdecimal():
-                raise PlanError(
-                    f"cannot read '{part}' in mesh '{text}'; write axis=size pairs such as 'dp=2,fsdp=4'."
-                )
+                raise PlanError(f"cannot read '{part}' in mesh '{text}'; write axis=size pairs such as 'dp=2,fsdp=4'.")
             axes.append((name.strip(), int(size)))
         return cls(tuple(axes))
 
@@ -143,7 +139,5 @@ class Plan:
         known = list(cls.__dataclass_fields__)
         for key in values:
             if key not in known:
-                raise PlanError(
-                    f"unknown plan key '{key}'; known keys: {', '.join(known)}.{nearest(key, known)}"
-                )
+                raise PlanError(f"unknown plan key '{key}'; known keys: {', '.join(known)}.{nearest(key, known)}")
         return cls(**{**values, "mesh": Mesh.parse(str(values.get("mesh", "")))})
