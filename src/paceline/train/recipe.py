@@ -26,8 +26,7 @@ from pydantic import (
 )
 from torch import nn
 
-from paceline.errors import PlanError, RecipeError
-from paceline.factory import absolute_factory
+from paceline.errors import PlanError, RecipeError, nearest
 from paceline.plan import Mesh, Plan
 from paceline.train.complaints import complaint, complaints
 from paceline.train.data.config import DataConfig
@@ -36,11 +35,19 @@ from paceline.train.source import read_source
 
 
 def _read_factory(text: str, info: ValidationInfo) -> str:
-    folder = (info.context or {}).get("folder")
-    try:
-        return absolute_factory(text, folder)
-    except RecipeError as error:
-        raise complaint(str(error)) from error
+    """Make the file of a FACTORY absolute; what is in it is looked at when it is imported."""
+    place, colon, name = text.rpartition(":")
+    if not (colon and place and name):
+        raise complaint(f"cannot read '{text}'; write 'package.module:callable' or 'path/to/file.py:callable'.")
+    if not place.endswith(".py"):
+        return text
+    folder: Path = (info.context or {}).get("folder", Path.cwd())
+    path = (folder / Path(place).expanduser()).resolve()
+    if not path.is_file():
+        beside = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        there = f" There is: {', '.join(beside)}." if beside else ""
+        raise complaint(f"'{text}': there is no file {path}.{nearest(path.name, beside)}{there}")
+    return f"{path}:{name}"
 
 
 def _read_mesh(value: Any) -> Mesh:
