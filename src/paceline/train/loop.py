@@ -1,0 +1,303 @@
+"""The training loop: steps of micro-batches, validation, checkpoints, and nothing else.
+
+It sees a parallel module through its public interface and does not know how it is split; it writes and prints nothing
+itself (see `callbacks`). All ranks run it alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.errors import DataError, NonFiniteError
+from paceline.train.callbacks import (
+    Callback,
+    CheckpointReport,
+    EndReport,
+    StartReport,
+    StepReport,
+    ValidationReport,
+)
+from paceline.train.memory import peak_memory
+from paceline.train.stop import StopRequest
+
+if TYPE_CHECKING:
+    from paceline.runtime.module import ParallelModule
+    from paceline.train.checkpoint import Checkpointer
+    from paceline.train.data import Loader, MicroBatch
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How long to train and what to do on the way.
+
+    Attributes:
+        steps: optimizer steps of the whole run, those before a resume included.
+        seed: every random operation of step s, micro-batch m draws from (seed, s, m) alone.
+        clip: largest global norm of the gradient, or None for no clipping.
+        validate_every: steps between passes over the validation data; 0 for one at the end only.
+        checkpoint_every: steps between checkpoints; 0 for one at the end only.
+        equal_weights: all micro-batches count alike, whatever their losses are means over.
+    """
+
+    steps: int
+    seed: int = 0
+    clip: float | None = None
+    validate_every: int = 0
+    checkpoint_every: int = 0
+    equal_weights: bool = False
+
+
+class Trainer:
+    """Trains a parallel module on the steps of a loader.
+
+    Args:
+        module: from `paceline.parallelize`.
+        optimizer: over the parameters of `module`.
+        loader: yields the steps, over all epochs; its position is part of a checkpoint.
+        settings: see there.
+        schedule: stepped once after every optimizer step.
+        validation: returns the validation data anew, as micro-batches.
+        checkpoints: where to save, or None.
+        callbacks: told of every event, in this order.
+    """
+
+    def __init__(
+        self,
+        module: ParallelModule,
+        optimizer: Optimizer,
+        loader: Loader,
+        settings: FitSettings,
+        *,
+        schedule: LRScheduler | None = None,
+        validation: Callable[[], Iterable[MicroBatch]] | None = None,
+        checkpoints: Checkpointer | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.loader = loader
+        self.settings = settings
+        self.schedule = schedule
+        self.validation = validation
+        self.checkpoints = checkpoints
+        self.callbacks = callbacks
+        self.step = 0
+        self._saved: int | None = None
+        self._device = next(module.parameters()).device
+
+    def fit(self) -> EndReport:
+        """Train to the last step, or to the step in which a stop is asked for; validate and save at the end.
+
+        Raises:
+            NonFiniteError: a loss or gradient became NaN or infinite. The parameters are those before that step.
+            DataError: the loader ended before the last step.
+        """
+        began = time.monotonic()
+        try:
+            self._tell(Callback.on_start, StartReport(self.step, self.settings.steps, self._size()))
+            with StopRequest(self._device) as stop:
+                signal = self._run(stop)
+                self._save()
+                if self.checkpoints is not None:
+                    self.checkpoints.wait()
+            report = EndReport(self.step, self.settings.steps, signal, time.monotonic() - began)
+            self._tell(Callback.on_end, report)
+            return report
+        finally:
+            self.loader.close()
+            for callback in self.callbacks:
+                callback.close()
+
+    def _run(self, stop: StopRequest) -> int | None:
+        """Do the steps that are left; return the signal that ended them early, if one did."""
+        settings = self.settings
+        steps = iter(self.loader)
+        self.module.train()
+        while self.step < settings.steps:
+            began = time.monotonic()
+            stop.begin_vote()
+            try:
+                micro_batches = next(steps).micro_batches
+            except StopIteration:
+                raise DataError(
+                    f"the data ended after step {self.step} of {settings.steps}; let the loader repeat its epochs, or "
+                    f"ask for {self.step} steps."
+                ) from None
+            loss, norm, weight, rate = self.train_step(micro_batches)
+            seconds = time.monotonic() - began
+            report = StepReport(self.step, settings.steps, loss, rate, norm, weight, seconds, peak_memory(self._device))
+            self._tell(Callback.on_step, report)
+            last = self.step == settings.steps
+            signal = stop.end_vote()
+            if signal is not None and not last:
+                return signal
+            if last or _due(self.step, settings.validate_every):
+                self.validate()
+            if not last and _due(self.step, settings.checkpoint_every):
+                self._save()
+        return None
+
+    def train_step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float, float, float]:
+        """Do one optimizer step; return loss, gradient norm, weight of the loss and learning rate.
+
+        Raises:
+            NonFiniteError: see `fit`; raised on all ranks alike, before the optimizer has changed anything.
+        """
+        loss, weight = self._accumulate(micro_batches)
+        clip = self.settings.clip if self.settings.clip is not None else math.inf
+        norm = float(self.module.clip_grad_norm_(clip)) if weight > 0 else math.nan
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFiniteError(self._explain(loss, norm, weight))
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss, norm, weight, rate
+
+    def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
+        """Leave the gradient of the mean loss over all micro-batches together; return that loss and its weight.
+
+        A mean of means is not the mean when micro-batches hold unequal numbers of tokens, so each loss counts by its
+        weight, relative to the first one's (which keeps gradients in range, and exact when weights are equal).
+        """
+        module = self.module
+        losses: list[Tensor] = []
+        weights: list[float] = []
+        for index, micro_batch in enumerate(micro_batches):
+            module.seed(derived_seed(self.settings.seed, self.step, index))
+            loss = self._loss(micro_batch)
+            weight = 1.0 if self.settings.equal_weights else module.last_weight
+            if weight == 0 and len(micro_batches) > 1:
+                continue  # no valid token on any rank: a loss of 0/0 that counts for nothing
+            losses.append(loss.detach())
+            weights.append(weight)
+            (loss if len(weights) == 1 else loss * (weight / weights[0])).backward()  # type: ignore[no-untyped-call]
+        if len(weights) <= 1:
+            return (float(losses[0]), weights[0]) if losses else (math.nan, 0.0)
+        total = sum(weights)
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, weights[0] / total)
+        return math.fsum(w * float(x) for w, x in zip(weights, losses, strict=True)) / total, total
+
+    def _loss(self, micro_batch: MicroBatch) -> Tensor:
+        """The loss of a micro-batch: divided among the ranks, or computed whole on each when it cannot be."""
+        forward = self.module.whole if micro_batch.whole else self.module.local
+        batch = micro_batch.batch
+        if isinstance(batch, dict):
+            loss: Tensor = forward(**{key: self._moved(tensor) for key, tensor in batch.items()})
+            return loss
+        loss = forward(*map(self._moved, batch))
+        return loss
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+    def validate(self) -> ValidationReport | None:
+        """Return the mean loss over the validation data, in eval mode, and tell the callbacks."""
+        if self.validation is None:
+            return None
+        began = time.monotonic()
+        self.module.eval()
+        loss, total = 0.0, 0.0
+        with torch.no_grad():
+            for micro_batch in self.validation():
+                value = float(self._loss(micro_batch))
+                if self.module.last_weight > 0:
+                    loss += value * self.module.last_weight
+                    total += self.module.last_weight
+        self.module.train()
+        if total == 0:
+            raise DataError("the validation data holds nothing that a loss could be computed of.")
+        report = ValidationReport(self.step, loss / total, total, time.monotonic() - began)
+        self._tell(Callback.on_validate, report)
+        return report
+
+    def _save(self) -> None:
+        if self.checkpoints is None or self._saved == self.step:
+            return
+        began = time.monotonic()
+        self.checkpoints.save(self.step, self.state_dict())
+        self._saved = self.step
+        report = CheckpointReport(self.step, self.checkpoints.directory, time.monotonic() - began)
+        self._tell(Callback.on_checkpoint, report)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds beside module and optimizer: step, position in the data, schedule, seed."""
+        schedule = self.schedule.state_dict() if self.schedule is not None else None
+        return {
+            "step": self.step,
+            "seed": self.settings.seed,
+            "loader": self.loader.state_dict(),
+            "schedule": schedule,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.step = self._saved = int(state["step"])
+        self.loader.load_state_dict(state["loader"])
+        if self.schedule is not None and state["schedule"] is not None:
+            self.schedule.load_state_dict(state["schedule"])
+            for group, rate in zip(self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True):
+                group["lr"] = rate
+
+    def _explain(self, loss: float, norm: float, weight: float) -> str:
+        step = self.step + 1
+        what = f"the loss of step {step} is {loss if not math.isfinite(loss) else 'finite'}"
+        if weight == 0:
+            return f"{what}: no micro-batch of this step holds a single valid token. Look at the data."
+        name = self._first_non_finite()
+        if name is not None:
+            where = f"the first parameter with a NaN or infinite gradient is '{name}'"
+        else:
+            where = f"every single gradient is finite; their norm is {norm}"
+        return (
+            f"{what}; {where}. The optimizer has not used this gradient, and checkpoints up to step {self.step} are "
+            "whole. Try a lower learning rate, a longer warmup, or clipping, and resume."
+        )
+
+    def _first_non_finite(self) -> str | None:
+        """Name the first parameter, in the module's order, whose gradient is not finite on some rank. Collective."""
+        shards = [shard for shard in self.module.shards() if shard.is_parameter]
+        names = list(dict.fromkeys(shard.name for shard in shards))
+        bad = (names.index(s.name) for s in shards if s.tensor.grad is not None and not _finite(s.tensor.grad))
+        first = torch.tensor([min(bad, default=len(names))], device=self._device)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(first, op=dist.ReduceOp.MIN)
+        index = int(first.item())
+        return names[index] if index < len(names) else None
+
+    def _size(self) -> int:
+        sizes = {s.name: math.prod(s.shape) for s in self.module.shards() if s.is_parameter}
+        return sum(sizes.values())
+
+    def _tell(self, event: Callable[[Callback, Any], None], report: object) -> None:
+        for callback in self.callbacks:
+            getattr(callback, event.__name__)(report)
+
+
+def derived_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Return a seed from 0 to 2**63 - 1 that depends on all three and on nothing else."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, step, micro_batch), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
