@@ -1,0 +1,43 @@
+"""`paceline bench`: measure ours against its peers on this machine."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import JsonFile
+from paceline.cli.output import write_json
+from paceline.errors import RecipeError, nearest
+
+# What each name runs: a module whose `main(options)` prints its table and returns the object of `--json`.
+BENCHES = {
+    "data-parallel": ("paceline.bench.data_parallel", "dp and fsdp against serial, DDP, FSDP2 and Accelerate"),
+}
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="; ".join(f"{k}: {v}" for k, (_, v) in BENCHES.items()))],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the benchmark.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure step time and memory against other systems, interleaved, on this machine.
+
+        paceline bench data-parallel --json data-parallel.json
+
+    Other work on the machine makes the numbers worthless; the spread that is printed tells.
+    """
+    if name not in BENCHES:
+        raise RecipeError(f"there is no benchmark '{name}'; known: {', '.join(BENCHES)}.{nearest(name, BENCHES)}")
+    options = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not (key and equals):
+            raise RecipeError(f"cannot read '--set {setting}'; write KEY=VALUE.")
+        options[key] = value
+    result = importlib.import_module(BENCHES[name][0]).main(options)
+    if json_file is not None:
+        write_json(result, json_file)

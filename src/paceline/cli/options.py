@@ -1,0 +1,35 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Launch(StrEnum):
+    """Where the ranks of a mesh live."""
+
+    PROCESSES = "processes"
+    INPROCESS = "inprocess"
+
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result as one JSON object; - prints it.")
+]
+LaunchOption = Annotated[
+    Launch | None,
+    typer.Option("--launch", help="A process per rank, or all ranks in this process (the best debugger)."),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, as in --set train.steps=100."),
+]
+
+
+def assignments(sets: list[str] | None, mesh: str | None = None, launch: Launch | None = None) -> list[str]:
+    """Return the overrides of a recipe that the options amount to; the special ones win over --set."""
+    special = {"mesh": mesh, "launch": launch.value if launch else None}
+    return [*(sets or []), *(f"{key}={value}" for key, value in special.items() if value is not None)]
