@@ -1,0 +1,137 @@
+"""The order of samples, and who loads which: pure arithmetic on indices.
+
+Everything follows from (length, seed, epoch, batch, micro-batches); the number of ranks only decides how one fixed
+order is cut. Source of the random numbers: Philox (Salmon et al., 2011), a counter-based generator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import PlanError
+
+Indices = NDArray[np.int64]
+
+# The key of the fixed permutation that sets validation samples apart; no epoch ever has this number.
+_HOLD_OUT = 2**64 - 1
+
+
+def permutation(length: int, seed: int, epoch: int) -> Indices:
+    """Return the order of `length` samples in an epoch: [length], a function of its arguments only.
+
+    NumPy promises that the raw stream of a bit generator never changes, but not what `Generator.permutation` makes of
+    it; a run must be resumable under another NumPy, so samples are sorted by raw numbers here.
+    """
+    raw = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(length)
+    return np.argsort(np.asarray(raw, dtype=np.uint64), kind="stable").astype(np.int64, copy=False)
+
+
+def hold_out(length: int, fraction: float) -> tuple[Indices, Indices]:
+    """Divide samples into those to train on and those to validate on, each in rising order.
+
+    The choice is random, because data sets are often sorted or periodic, and depends on nothing but the arguments.
+    """
+    count = min(max(round(length * fraction), 1), length) if fraction > 0 else 0
+    order = permutation(length, 0, _HOLD_OUT)
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def hold_out_files(count: int, fraction: float) -> NDArray[np.bool_]:
+    """Return which of `count` files to validate on, evenly spread: for 0.05 the 20th, the 40th and so on. [count]."""
+    taken = np.floor(np.arange(count + 1) * fraction)
+    return np.asarray(taken[1:] > taken[:-1], dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One micro-batch as a range of positions in the epoch's order.
+
+    Attributes:
+        start: first position.
+        samples: number of samples, over all ranks.
+        whole: too few to divide; every rank loads all of them.
+    """
+
+    start: int
+    samples: int
+    whole: bool = False
+
+    def of_rank(self, index: int, count: int) -> slice:
+        """Return the positions that the rank at `index` of `count` loads."""
+        if self.whole:
+            return slice(self.start, self.start + self.samples)
+        share = self.samples // count
+        return slice(self.start + index * share, self.start + (index + 1) * share)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How an epoch is cut into steps and micro-batches.
+
+    Attributes:
+        length: samples of the data.
+        batch: samples of a step, over all ranks.
+        micro_batches: pieces of a full step.
+        divisor: the number of ranks that a divided micro-batch is split over.
+        drop_last: leave out the last step of an epoch when it is smaller than `batch`.
+
+    Raises:
+        PlanError: the micro-batches do not divide the batch, or the ranks do not divide a micro-batch.
+    """
+
+    length: int
+    batch: int
+    micro_batches: int
+    divisor: int
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "micro_batches", "divisor"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is {getattr(self, name)}; it is a whole number from 1.")
+        unit = self.micro_batches * self.divisor
+        if self.batch % unit == 0:
+            return
+        below = self.batch // unit * unit
+        sizes = " or ".join(str(size) for size in (below, below + unit) if size)
+        problem = (
+            f"a batch of {self.batch} samples cannot be cut into {self.micro_batches} equal micro-batches, each split "
+            f"over {self.divisor} ranks. Batch sizes that would work: {sizes}, any multiple of {unit}."
+        )
+        if self.batch % self.micro_batches:
+            raise PlanError(f"{problem} Numbers of micro-batches that divide the batch: {_divisors(self.batch)}.")
+        piece = self.batch // self.micro_batches
+        raise PlanError(
+            f"{problem} With micro-batches of {piece}, meshes whose axes that split the batch multiply to one of "
+            f"these would work: {_divisors(piece)}."
+        )
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return self.length // self.batch if self.drop_last else math.ceil(self.length / self.batch)
+
+    def parts(self, step: int) -> Iterator[Part]:
+        """Yield the micro-batches of a step of the epoch; all parts of all steps tile the epoch without overlap.
+
+        The last step may be smaller. It is cut into micro-batches no larger than the regular ones, each of which the
+        ranks divide, and at most one remainder of fewer samples than ranks, which every rank loads whole.
+        """
+        start, end = step * self.batch, min((step + 1) * self.batch, self.length)
+        regular = self.batch // self.micro_batches
+        divisible = end - (end - start) % self.divisor
+        while start < divisible:
+            samples = min(regular, divisible - start)
+            yield Part(start, samples)
+            start += samples
+        if start < end:
+            yield Part(start, end - start, whole=True)
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
