@@ -36,7 +36,8 @@ class DigitNet(nn.Module):
         return F.cross_entropy(self.logits(images), labels)
 
 
-def build(width: int = 32) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """Return the module and an example of a batch; only the example's shape and types matter."""
-    torch.manual_seed(0)
-    return DigitNet(width), (torch.rand(64, 1, 8, 8), torch.randint(CLASSES, (64,)))
+def build(width: int = 16, batch: int = 64) -> tuple[DigitNet, dict[str, Tensor]]:
+    """The factory: a fresh module, and a batch of the form it is called with."""
+    random = torch.Generator().manual_seed(0)
+    images = torch.rand(batch, 1, 8, 8, generator=random)
+    return DigitNet(width), {"images": images, "labels": torch.randint(CLASSES, (batch,), generator=random)}

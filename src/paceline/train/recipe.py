@@ -126,7 +126,7 @@ class TrainSection(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.steps is None and self.epochs is None:
-            raise complaint("the key 'train.steps' or 'train.epochs' is missing; one says how long to train.")
+            raise complaint("'train.steps' or 'train.epochs' is missing; one says how long to train.", "steps")
         if self.steps is not None and self.epochs is not None:
             raise complaint("'train.steps' and 'train.epochs' are both given; set one of them to null.", "epochs")
         if self.batch % self.micro_batches:
@@ -227,7 +227,7 @@ class Recipe(Section):
         precision: type of the computation; `bfloat16` is autocast over float32 parameters.
     """
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     model: ModelSection
     data: DataConfig
     mesh: MeshText = Mesh()
