@@ -28,6 +28,10 @@ class PlacementError(PacelineError):
     """No legal placement exists, or a placed program is inconsistent."""
 
 
+class SerializationError(PacelineError):
+    """A program that cannot be written to disk, or a stored one that cannot be read."""
+
+
 class RecipeError(PacelineError):
     """A recipe, an override or a factory that cannot be used."""
 
