@@ -10,12 +10,15 @@ from paceline.placement.rules import (  # noqa: F401  (importing a family regist
     attention,
     contraction,
     convolution,
+    creation,
     indexing,
+    loss,
     normalization,
     pointwise,
     reduction,
     structural,
+    windows,
 )
-from paceline.placement.rules.rule import AxisRule, Call, MapRule, Rule, Strategy, has_rule, rule_of
+from paceline.placement.rules.rule import AxisRule, Call, Factors, MapRule, Rule, Strategy, has_rule, rule_of
 
-__all__ = ["AxisRule", "Call", "MapRule", "Rule", "Strategy", "has_rule", "rule_of"]
+__all__ = ["AxisRule", "Call", "Factors", "MapRule", "Rule", "Strategy", "has_rule", "rule_of"]

@@ -11,7 +11,22 @@ import torch
 from paceline.placement.placements import Placement, Shape
 
 Label = Hashable
-Axes = tuple[Label | None, ...]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A dimension that is a product of axes, outermost first: `(g r)` in the notation of einops.
+
+    `Factors((("g", 4), ("r", 2)))` is a dimension of size 8 made of 4 groups of 2. Splitting `g` gives whole groups to
+    each rank; splitting `r` gives each rank a part of every group. A factor named None stays whole, so that
+    `Factors(((None, 3), ("j", 5)))` is three axes `j` one after the other.
+    """
+
+    axes: tuple[tuple[Label | None, int], ...]
+
+
+Axes = tuple[Label | Factors | None, ...]
+"""The name of each dimension of a tensor; None marks a dimension that stays whole."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +87,8 @@ class AxisRule:
     """A rule in named axes.
 
     Attributes:
-        inputs: labels of the dimensions of each input; None marks a dimension that stays whole.
-        outputs: the same for each output.
+        inputs: axes of each input.
+        outputs: axes of each output.
         split: labels that may be split.
         pinned: placement of an input that lacks the split label, instead of Replicate (a bias under a split
             contraction is Partial: it is added once).
