@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 import zlib
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def load_factory(text: str, base_dir: Path) -> Callable[..., Any]:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            names = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+            names = [key for key in dir(found) if not key.startswith("_") and callable(getattr(found, key, None))]
             raise RecipeError(f"factory '{text}': {place} has no '{part}'.{nearest(part, names)}{_listed(names)}")
         found = getattr(found, part)
     if not callable(found):
@@ -52,20 +53,20 @@ def load_factory(text: str, base_dir: Path) -> Callable[..., Any]:
     return factory
 
 
-def user_line(error: BaseException, file: Path | None = None) -> str:
-    """Return `file.py:12: the line's text` of where `error` arose, the innermost line of `file` if it has one.
+def user_line(error: BaseException) -> str:
+    """Return `file.py:12: the line's text` of the user's innermost line on the way to `error`.
 
-    Args:
-        error: an exception that was raised by the user's code.
-        file: the user's file, where it is known; otherwise the innermost line of all counts.
+    Lines of Python, of installed packages and of this one are passed over, unless there are no others.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((f for f in reversed(frames) if file is not None and f.filename == str(file)), None)
-    if frame is None and frames:
-        frame = frames[-1]
-    return f"{frame.filename}:{frame.lineno}: {frame.line}" if frame else "(no line known)"
+    if not frames:
+        return "(no line known)"
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    foreign = ("<", str(Path(__file__).parents[1]), *libraries)
+    frame = next((frame for frame in reversed(frames) if not frame.filename.startswith(foreign)), frames[-1])
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def _import_file(text: str, path: Path) -> ModuleType:
@@ -87,7 +88,7 @@ def _import_file(text: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # anything at all may go wrong in a user's file
         del sys.modules[name]
-        raise RecipeError(_import_failure(text, error, path)) from error
+        raise RecipeError(_import_failure(text, error)) from error
     return module
 
 
@@ -102,7 +103,7 @@ def _import_name(text: str, name: str, base_dir: Path) -> ModuleType:
                 f"factory '{text}': there is no module '{missing}', neither installed nor in {base_dir.resolve()}."
                 f"{nearest(missing, _modules_beside(missing, base_dir))} For a file, write 'path/to/file.py:callable'."
             ) from error
-        raise RecipeError(_import_failure(text, error, None)) from error
+        raise RecipeError(_import_failure(text, error)) from error
 
 
 def _modules_beside(missing: str, base_dir: Path) -> list[str]:
@@ -113,9 +114,9 @@ def _modules_beside(missing: str, base_dir: Path) -> list[str]:
     return [prefix + entry.stem for folder in folders for entry in Path(folder).glob("*.py")]
 
 
-def _import_failure(text: str, error: BaseException, file: Path | None) -> str:
+def _import_failure(text: str, error: BaseException) -> str:
     problem = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-    return f"factory '{text}' could not be imported: {problem}\n  {user_line(error, file)}"
+    return f"factory '{text}' could not be imported: {problem}\n  {user_line(error)}"
 
 
 def _search(folder: Path) -> None:

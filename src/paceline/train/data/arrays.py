@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,10 +70,14 @@ def _load(path: Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
         if path.stat().st_size == 0:
             raise DataError(f"{path} is empty; it should be a .npy or .npz file.")
         try:
-            archived = zipfile.is_zipfile(path)
-            loaded = np.load(path, mmap_mode=None if archived else "r", allow_pickle=False)
-            return dict(loaded) if archived else loaded
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError) as error:
+            if not zipfile.is_zipfile(path):
+                array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+                return array
+            with np.load(path, allow_pickle=False) as archive:
+                return dict(archive)
+        except OSError:
+            raise
+        except Exception as error:  # damaged bytes make NumPy, zlib and Python's own tokenizer raise what they like
             raise DataError(f"{path} cannot be used: {_reason(path, error)}") from error
 
 

@@ -126,8 +126,8 @@ def open_codec(tokenizer: str | None, separator: str | None, base_dir: Path) -> 
 
 
 def pack(documents: Iterable[bytes], codec: Codec) -> Tokens:
-    """Return all documents as one row of tokens, each ended by the separator: [n]."""
-    pieces = codec.encode(list(documents))
+    """Return all documents that are not empty as one row of tokens, each ended by the separator: [n]."""
+    pieces = codec.encode([document for document in documents if document])
     if codec.separator is not None:
         end = np.array([codec.separator], dtype=codec.dtype)
         pieces = [part for piece in pieces for part in (piece, end)]

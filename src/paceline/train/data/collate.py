@@ -25,11 +25,13 @@ def to_tensor(array: NDArray[Any]) -> Tensor:
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biufc":
         raise TypeError(f"no tensor of {array.dtype}")
-    if kind == "f" and size >= 8:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64)).to(torch.get_default_dtype())
+    dtype = array.dtype.newbyteorder("=")
+    if kind == "f" and size > 8:
+        dtype = np.dtype(np.float64)
     if kind == "u" and size > 1:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
-    return torch.from_numpy(np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"]))
+        dtype = np.dtype(np.int64)
+    tensor = torch.from_numpy(np.require(array, dtype=dtype, requirements=["C", "W"]))
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
 def collate(items: Sequence[Any], indices: Sequence[int], name: str) -> dict[str, Tensor] | tuple[Tensor, ...]:

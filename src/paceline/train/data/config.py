@@ -9,7 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 
 
 def _absolute(text: str, info: ValidationInfo) -> str:
@@ -33,10 +42,34 @@ def _one_or_more(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _arrays(value: Any, info: ValidationInfo) -> str | dict[str, str]:
+    """Check and complete here, because a union of types would answer a mistake with one message for each."""
+    if isinstance(value, str) and value:
+        return _absolute(value, info)
+    if isinstance(value, dict) and value and all(isinstance(text, str) for pair in value.items() for text in pair):
+        return {key: _absolute(place, info) for key, place in value.items()}
+    raise ValueError(
+        f"it is {value!r}; write a file ('data.npz') or a mapping from arguments of the module to 'file.npy' or "
+        "'file.npz:name'."
+    )
+
+
+def _columns(value: Any) -> list[str] | dict[str, str] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
+        return value
+    if isinstance(value, dict) and value and all(isinstance(text, str) for pair in value.items() for text in pair):
+        return value
+    raise ValueError(f"it is {value!r}; write a list of columns, or a mapping from arguments of the module to columns.")
+
+
 PathText = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 HubText = Annotated[str, Field(min_length=1), AfterValidator(_absolute_if_there)]
 FactoryText = Annotated[str, AfterValidator(_absolute_factory)]
 Paths = Annotated[tuple[PathText, ...], BeforeValidator(_one_or_more)]
+ArraysText = Annotated[str | dict[str, str], PlainValidator(_arrays)]
+ColumnsText = Annotated[list[str] | dict[str, str] | None, PlainValidator(_columns)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -128,8 +161,8 @@ class NumpyData(_Data):
     """
 
     source: Literal["numpy"]
-    arrays: PathText | dict[str, PathText]
-    validation_arrays: PathText | dict[str, PathText] | None = None
+    arrays: ArraysText
+    validation_arrays: ArraysText | None = None
 
 
 class DigitsData(_Data):
@@ -161,7 +194,7 @@ class HfData(WindowKeys):
     data_files: Paths = ()
     split: str = "train"
     validation_split: str | None = None
-    columns: tuple[str, ...] | dict[str, str] | None = None
+    columns: ColumnsText = None
     tokenizer: HubText | None = None
     text_column: str = "text"
     separator: str | None = None
