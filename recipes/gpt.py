@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 BYTES = 256
+
+
+def rotary_tables(context: int, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary position embedding (RoFormer), [T, D/2] each, for heads of `width` D."""
+    frequency = 10000.0 ** (-torch.arange(0, width, 2) / width)
+    angle = torch.arange(context)[:, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x: [B, H, T, D], turned by the angle of its position in D/2 planes."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
 class Attention(nn.Module):
@@ -21,20 +32,21 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x: [B, T, D]; position t sees the positions up to t."""
         batch, time, width = x.shape
         q, k, v = (
             part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)  # [B, H, T, D/H]
             for part in self.qkv(x).split(width, dim=2)
         )
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, time, width))
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each behind a norm and around it a residual."""
+    """Attention and a perceptron, each behind a norm and beside a residual."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -45,9 +57,9 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x: [B, T, D]."""
-        x = x + self.drop(self.attention(self.norm1(x)))
+        x = x + self.drop(self.attention(self.norm1(x), cos, sin))
         return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")))
 
 
@@ -58,30 +70,35 @@ class GPT(nn.Module):
         super().__init__()
         self.context = context
         self.token = nn.Embedding(BYTES, width)
-        self.position = nn.Embedding(context, width)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, BYTES, bias=False)
+        cos, sin = rotary_tables(context, width // heads)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self._initialise()
         if tied:
             self.head.weight = self.token.weight
-        self._initialise(layers)
 
-    def _initialise(self, layers: int) -> None:
-        """GPT-2's: normal with deviation 0.02, smaller where 2 * layers residuals add up."""
-        for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
-                residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if residual else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+    def _initialise(self) -> None:
+        """Blocks begin as the identity and the embedding at the scale of the norms: quick where training is short."""
+        for block in self.blocks:
+            for inner in (block.attention.qkv, block.up):
+                nn.init.normal_(inner.weight, std=inner.in_features**-0.5)
+            for last in (block.attention.out, block.down):
+                nn.init.zeros_(last.weight)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        nn.init.normal_(self.head.weight, std=0.02)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Of the byte that follows each: [B, T] -> [B, T, 256]."""
-        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
-        x = self.drop(x)
+        time = tokens.shape[1]
+        x = self.drop(self.token(tokens))
         for block in self.blocks:
-            x = block(x)
+            x = block(x, self.cos[:time], self.sin[:time])
         return self.head(self.norm(x))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -97,10 +114,11 @@ def build(
     dropout: float = 0.0,
     tied: bool = False,
     batch: int = 8,
-) -> tuple[GPT, tuple[Tensor, Tensor]]:
-    """The factory: a fresh module, and a batch of the shape it is called with."""
+) -> tuple[GPT, dict[str, Tensor]]:
+    """The factory: a fresh module, and a batch as it is called with, `module(**batch)`."""
     tokens = torch.randint(BYTES, (batch, context + 1), generator=torch.Generator().manual_seed(0))
-    return GPT(width, layers, heads, context, dropout, tied), (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    module = GPT(width, layers, heads, context, dropout, tied)
+    return module, {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
 
 
 @torch.no_grad()

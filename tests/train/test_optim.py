@@ -1,10 +1,11 @@
+import json
 import math
 
 import pytest
 from torch import nn
 
 from paceline.errors import RecipeError
-from paceline.train.optim import build_optimizer, build_schedule
+from paceline.train.optim import build_optimizer, build_schedule, load_schedule_state, schedule_state
 
 
 def net() -> nn.Module:
@@ -74,16 +75,35 @@ def test_constant_and_the_classes_of_torch():
     assert warmed == pytest.approx([1.0, 2.0, 2.0, 2.0, 1.0, 1.0])
 
 
-def test_a_schedule_goes_on_where_it_was_saved():
-    optimizer = build_optimizer(net(), "AdamW", {"lr": 1.0, "weight_decay": 0.1})
-    schedule = build_schedule(optimizer, "cosine", steps=10, warmup=3)
-    for _ in range(5):
-        optimizer.step()
-        schedule.step()
-    other = build_optimizer(net(), "AdamW", {"lr": 1.0, "weight_decay": 0.1})
-    resumed = build_schedule(other, "cosine", steps=10, warmup=3)
-    resumed.load_state_dict(schedule.state_dict())
-    assert resumed.get_last_lr() == schedule.get_last_lr()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cosine", {}),
+        ("MultiStepLR", {"milestones": [3, 6]}),
+        ("OneCycleLR", {"max_lr": 1.0, "total_steps": 20}),
+        ("CosineAnnealingWarmRestarts", {"T_0": 4}),
+        ("PolynomialLR", {"total_iters": 9, "power": 2.0}),
+    ],
+)
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_a_schedule_goes_on_from_its_state_as_json(name, options, warmup):
+    def make():
+        optimizer = build_optimizer(net(), "AdamW", {"lr": 1.0, "weight_decay": 0.1})
+        return optimizer, build_schedule(optimizer, name, steps=12, warmup=warmup, options=options)
+
+    def advance(optimizer, schedule, steps):
+        seen = []
+        for _ in range(steps):
+            seen.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.step()
+            schedule.step()
+        return seen
+
+    straight = make()
+    resumed = make()
+    advance(*straight, 5)
+    load_schedule_state(resumed[1], json.loads(json.dumps(schedule_state(straight[1]))))
+    assert advance(*resumed, 6) == advance(*straight, 6)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.errors import DataError, NonFiniteError
+from paceline.errors import CheckpointError, DataError, NonFiniteError
 from paceline.train.callbacks import (
     Callback,
     CheckpointReport,
@@ -30,6 +30,7 @@ from paceline.train.callbacks import (
     ValidationReport,
 )
 from paceline.train.memory import peak_memory
+from paceline.train.optim import load_schedule_state, schedule_state
 from paceline.train.stop import StopRequest
 
 if TYPE_CHECKING:
@@ -237,12 +238,11 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds beside module and optimizer: step, position in the data, schedule, seed."""
-        schedule = self.schedule.state_dict() if self.schedule is not None else None
         return {
             "step": self.step,
             "seed": self.settings.seed,
             "loader": self.loader.state_dict(),
-            "schedule": schedule,
+            "schedule": schedule_state(self.schedule) if self.schedule is not None else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -250,9 +250,17 @@ class Trainer:
         self.step = self._saved = int(state["step"])
         self.loader.load_state_dict(state["loader"])
         if self.schedule is not None and state["schedule"] is not None:
-            self.schedule.load_state_dict(state["schedule"])
-            for group, rate in zip(self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True):
-                group["lr"] = rate
+            load_schedule_state(self.schedule, state["schedule"])
+
+    def resume(self) -> None:
+        """Go on from the newest whole checkpoint. Collective.
+
+        Raises:
+            CheckpointError: there is none, or it does not fit.
+        """
+        if self.checkpoints is None:
+            raise CheckpointError("this trainer has no checkpoints to resume from; give it a Checkpointer.")
+        self.load_state_dict(self.checkpoints.restore())
 
     def _explain(self, loss: float, norm: float, weight: float) -> str:
         step = self.step + 1

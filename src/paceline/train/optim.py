@@ -6,6 +6,7 @@ each element by itself, which is what makes it exact on shards.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -122,6 +123,36 @@ def warmed_up(step: int, steps: int, warmup: int, decay: Callable[[float], float
     return decay(min(1.0, (step - warmup) / max(1, steps - warmup)))
 
 
+def schedule_state(schedule: LRScheduler) -> dict[str, Any]:
+    """Return what changes in a schedule, as plain values that JSON gives back just as they were.
+
+    What plain values cannot hold (functions, tables by number) is set by the recipe, and does not change.
+    """
+    state: dict[str, Any] = _plain_part(schedule.state_dict())
+    return state
+
+
+def load_schedule_state(schedule: LRScheduler, state: dict[str, Any]) -> None:
+    """Go on from what `schedule_state` returned, with the learning rate of that moment."""
+    schedule.load_state_dict(copy.deepcopy(state))
+    for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate
+
+
+def _plain_part(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain_part(item) for key, item in value.items() if isinstance(key, str) and _is_plain(item)}
+    return [_plain_part(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def _cosine(floor: float) -> Callable[[float], float]:
     return lambda t: floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * t))
 
@@ -145,9 +176,9 @@ def _torch_schedule(optimizer: Optimizer, name: str, warmup: int, options: dict[
 
 
 def _torch_schedules() -> Iterator[str]:
-    """Classes that need no measurement (ReduceLROnPlateau) and no other schedule as an argument."""
+    """Classes that need no measurement, no function and no other schedule as an argument."""
     for key, value in vars(lr_scheduler).items():
-        composed = ("ReduceLROnPlateau", "SequentialLR", "ChainedScheduler", "LRScheduler", "LambdaLR")
+        composed = ("ReduceLROnPlateau", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
         if (
             isinstance(value, type)
             and issubclass(value, LRScheduler)

@@ -1,0 +1,196 @@
+"""`paceline train`, as every rank runs it: from a recipe to a run directory.
+
+Builds what a recipe names, in order, and hands it to the loop; each part lives in a room of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from safetensors.torch import load_file
+
+from paceline.errors import RecipeError
+from paceline.program.factory import load_factory
+from paceline.runtime.module import ParallelModule, parallelize
+from paceline.runtime.rendezvous import Launcher, World, join
+from paceline.train.callbacks import Callback, EndReport
+from paceline.train.checkpoint import Checkpointer, export_safetensors
+from paceline.train.data import Loader, MicroBatch, Source, open_source
+from paceline.train.loop import FitSettings, Trainer
+from paceline.train.metrics import LogLines, MetricsFile, TensorBoard
+from paceline.train.model import InFloat64, autocast_to_bfloat16, build_module
+from paceline.train.optim import build_optimizer, build_schedule
+from paceline.train.progress import progress
+from paceline.train.recipe import Recipe, to_yaml
+from paceline.train.rundir import RunDirectory, write_whole
+from paceline.train.startup import FirstStep, Speaker, next_steps, resume_command
+
+
+def train(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
+    """Train as the rank that the environment names; a collective over all ranks of the recipe's mesh.
+
+    Args:
+        recipe: what to train.
+        out: the run directory; all ranks see it.
+        resume: go on from its newest checkpoint.
+
+    Raises:
+        SystemExit: a signal ended the run early, with a checkpoint; 130 for Ctrl-C, 143 for SIGTERM.
+        PacelineError: bad input, or the training failed.
+    """
+    run = RunDirectory(out)
+    with join(recipe.device) as world, run.logging(world.rank, kept=world.launcher is Launcher.PACELINE) as log:
+        # Rank 0 speaks for all; the others keep to their logs.
+        speaker = Speaker(Console(quiet=world.rank != 0), log)
+        try:
+            report = _Run(recipe, run, world, speaker).train(resume)
+        except Exception as error:
+            log.error("ended by %s: %s", type(error).__name__, error)
+            raise
+    if report.signal is not None:
+        raise SystemExit(128 + report.signal)
+    return report
+
+
+class _Run:
+    """The parts of a run on one rank."""
+
+    def __init__(self, recipe: Recipe, run: RunDirectory, world: World, speaker: Speaker) -> None:
+        self.recipe = recipe
+        self.run = run
+        self.world = world
+        self.speaker = speaker
+        self.leads = world.rank == 0
+
+    def train(self, resume: bool) -> EndReport:
+        recipe, run = self.recipe, self.run
+        if self.leads:
+            run.root.mkdir(parents=True, exist_ok=True)
+            write_whole(run.config, to_yaml(recipe))
+        with self.speaker.phase("data"):
+            source, held_out = self._sources()
+            example = Loader(source, recipe.train.batch, recipe.train.micro_batches).example()
+        with self.speaker.phase("model"):
+            user_module = build_module(recipe).to(self.world.device)
+            if recipe.precision == "bfloat16":
+                autocast_to_bfloat16(user_module, self.world.device)
+        with self.speaker.phase("capture and placement"):
+            module = parallelize(user_module, example, recipe.plan())
+        if self.leads:
+            write_whole(run.plan, yaml.safe_dump(module.plan.to_dict(), sort_keys=False))
+        with self.speaker.phase("optimizer"):
+            trainer = self._trainer(module, source, held_out)
+            if resume:
+                trainer.resume()
+        report = trainer.fit()
+        if report.signal is None:
+            self._finish(module, report)
+        else:
+            name = signal.Signals(report.signal).name
+            self.speaker.say(f"{name}: stopped after step {report.step} of {report.steps}, and saved it. To go on:")
+            self.speaker.say(f"  {resume_command(run)}")
+        return report
+
+    def _sources(self) -> tuple[Source, Source | None]:
+        source, held_out = open_source(self.recipe.data)
+        if self.recipe.precision == "float64":
+            return InFloat64(source), InFloat64(held_out) if held_out is not None else None
+        return source, held_out
+
+    def _trainer(self, module: ParallelModule, source: Source, held_out: Source | None) -> Trainer:
+        recipe, settings = self.recipe, self.recipe.train
+        ranks = recipe.mesh.size
+        loader = Loader(
+            source, settings.batch, settings.micro_batches, module.input_shard, seed=recipe.seed, divisor=ranks
+        )
+        # Epochs of whole steps: the last one may be smaller than the batch.
+        steps = settings.steps if settings.steps is not None else (settings.epochs or 1) * len(loader)
+        optimizer = build_optimizer(
+            module, recipe.optimizer.name, recipe.optimizer.options, decay_vectors=recipe.optimizer.decay_vectors
+        )
+        schedule = build_schedule(
+            optimizer,
+            recipe.schedule.name,
+            steps=steps,
+            warmup=recipe.schedule.warmup,
+            floor=recipe.schedule.floor,
+            options=recipe.schedule.options,
+        )
+        return Trainer(
+            module,
+            optimizer,
+            loader,
+            FitSettings(
+                steps=steps,
+                seed=recipe.seed,
+                clip=settings.clip,
+                validate_every=settings.validation.every if settings.validation is not None else 0,
+                checkpoint_every=recipe.checkpoint.every or 0,
+                equal_weights=settings.loss_weight == "equal",
+            ),
+            schedule=schedule,
+            validation=self._validation(module, held_out),
+            checkpoints=Checkpointer(self.run.checkpoints, module, optimizer, keep=recipe.checkpoint.keep),
+            callbacks=self._callbacks(),
+        )
+
+    def _validation(self, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]] | None:
+        """Return what gives the validation batches anew; they have the size of a training micro-batch."""
+        section = self.recipe.train.validation
+        if section is None:
+            return None
+        if held_out is None:
+            raise RecipeError(
+                "train.validate asks for validation, but data.validation is 0: nothing was set apart. Give it a "
+                "fraction, such as 0.05, or leave out train.validate."
+            )
+        batch = self.recipe.train.batch // self.recipe.train.micro_batches
+        loader = Loader(held_out, batch, shard=module.input_shard, shuffle=False, divisor=self.recipe.mesh.size)
+
+        def batches() -> Iterable[MicroBatch]:
+            for step in islice(loader.epoch(), section.batches):
+                yield from step.micro_batches
+
+        return batches
+
+    def _callbacks(self) -> list[Callback]:
+        log = self.speaker.log
+        callbacks: list[Callback] = [LogLines(log, self.recipe.train.log_every), FirstStep(self.speaker)]
+        if self.leads:
+            callbacks += [
+                MetricsFile(self.run.metrics),
+                TensorBoard(self.run.tensorboard, log),
+                progress(self.speaker.console),
+            ]
+        return callbacks + [load_factory(factory, Path.cwd())(self.run.root) for factory in self.recipe.callbacks]
+
+    def _finish(self, module: ParallelModule, report: EndReport) -> None:
+        """Write the trained module, let it show what it has learnt, and say what to do next."""
+        export_safetensors(module, self.run.model)
+        if not self.leads:
+            return
+        if self.recipe.sample is not None:
+            text = self._sample()
+            write_whole(self.run.sample, text)
+            self.speaker.console.rule("what the model writes")
+            self.speaker.say(text)
+            self.speaker.console.rule()
+        self.speaker.say(next_steps(self.recipe, self.run, report, importlib.util.find_spec("tensorboard") is not None))
+
+    def _sample(self) -> str:
+        """What the user's own module, with the trained weights, answers to the recipe's prompt."""
+        section = self.recipe.sample
+        assert section is not None
+        user_module = build_module(self.recipe)
+        user_module.load_state_dict(load_file(self.run.model))
+        return str(
+            load_factory(section.factory, Path.cwd())(
+                user_module, prompt=section.prompt, length=section.length, temperature=section.temperature
+            )
+        )

@@ -1,0 +1,77 @@
+"""What a run says beside its progress: how long each phase of the start took, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging import Logger
+
+from rich.console import Console
+
+from paceline.train.callbacks import Callback, EndReport, StartReport, StepReport
+from paceline.train.recipe import Recipe
+from paceline.train.rundir import RunDirectory
+
+
+class Speaker:
+    """Says things on the terminal (of rank 0) and in the log (of every rank)."""
+
+    def __init__(self, console: Console, log: Logger) -> None:
+        self.console = console
+        self.log = log
+
+    def say(self, text: str) -> None:
+        """Say one or more lines."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.log.info("%s", text)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say how long the body took."""
+        began = time.monotonic()
+        yield
+        self.say(f"{name:<22}{time.monotonic() - began:6.2f} s")
+
+
+class FirstStep(Callback):
+    """Says how long the first step took: it is longer than the others where something is compiled or warmed up."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+        self._said = False
+
+    def on_start(self, report: StartReport) -> None:
+        """Say where the run begins, when that is not the beginning."""
+        if report.step:
+            self._speaker.say(f"resumed after step {report.step}")
+
+    def on_step(self, report: StepReport) -> None:
+        """Say it once."""
+        if not self._said:
+            self._said = True
+            self._speaker.say(f"{'first step':<22}{report.seconds:6.2f} s")
+
+
+def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, tensorboard: bool) -> str:
+    """Return what the user may do with a finished run, as commands to copy."""
+    config, out = shlex.quote(str(run.config)), shlex.quote(str(run.root))
+    other = f"fsdp={max(2, recipe.mesh.size)}"
+    lines = [
+        f"step {report.step}, {report.seconds:.0f} s. Everything is in {run.root}: the model in {run.model.name}, "
+        f"figures in {run.metrics.name}.",
+        "",
+        "What next:",
+        f"  train longer          paceline train {config} --out {out} --resume --set train.steps={2 * report.steps}",
+        f"  on another mesh       paceline train {config} --mesh {other}",
+        f"  prove it is serial    paceline verify {config} --mesh {recipe.mesh}",
+    ]
+    if tensorboard:
+        lines.append(f"  look at the curves    tensorboard --logdir {shlex.quote(str(run.tensorboard))}")
+    return "\n".join(lines)
+
+
+def resume_command(run: RunDirectory) -> str:
+    """Return the command that goes on with a run."""
+    return f"paceline train {shlex.quote(str(run.config))} --out {shlex.quote(str(run.root))} --resume"
