@@ -77,7 +77,10 @@ def test_a_launcher_that_does_not_fit_the_mesh_is_told_what_to_do(monkeypatch: p
     monkeypatch.setenv("WORLD_SIZE", "4")
     result = run("train", ROOT / "recipes/digits.yaml", "--mesh", "dp=2")
     assert result.exit_code == 2
-    assert "started 4 ranks, but mesh 'dp=2' has 2" in result.stderr
+    assert "mesh 'dp=2' has 2 ranks, but 4 were started" in result.stderr
     result = run("train", ROOT / "recipes/digits.yaml", "--mesh", "dp=4")
     assert result.exit_code == 2
     assert "name it with --out DIR" in result.stderr
+    result = run("train", ROOT / "recipes/digits.yaml", "--mesh", "dp=4", "--launch", "inprocess")
+    assert result.exit_code == 2
+    assert "leave out inprocess" in result.stderr

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from paceline.cli.options import Launch, LaunchOption, Sets, assignments
 from paceline.cli.output import latest_run_dir, new_run_dir
-from paceline.cli.world import World
-from paceline.errors import RecipeError
+from paceline.errors import LaunchError, RecipeError
 
 
 def train(
@@ -42,45 +41,55 @@ def train(
     Ctrl-C ends a run after the step in progress, with a checkpoint that --resume goes on from, on another mesh if you
     wish.
     """
+    from paceline.runtime.world import World, check_world
     from paceline.train.recipe import load_recipe
 
     overrides = assignments(sets, mesh, launch)
     loaded = load_recipe(recipe, overrides)
+    inprocess = loaded.launch == Launch.INPROCESS.value
     world = World.from_environment(os.environ)
-    if world is not None:
-        world.check(loaded.mesh, loaded.launch)
-        if out is None:
-            raise RecipeError(
-                "under a launcher all ranks must agree on the directory of the run: name it with --out DIR."
-            )
-        # The others would race with rank 0, whose refusal ends them too.
-        run_dir = (
-            latest_run_dir(out, loaded.name) if resume else new_run_dir(out, loaded.name) if world.rank == 0 else out
-        )
-    else:
+    if world is None:
         run_dir = latest_run_dir(out, loaded.name) if resume else new_run_dir(out, loaded.name)
+    else:
+        if inprocess:
+            raise LaunchError(
+                f"{world.launcher.value} started {world.size} ranks, but --launch inprocess runs all ranks in one "
+                "process; start it without a launcher, or leave out inprocess."
+            )
+        check_world(loaded.mesh, world)
+        run_dir = _agreed_run_dir(out, loaded.name, resume, world.rank)
 
-    if world is None and loaded.mesh.size > 1 and loaded.launch == Launch.PROCESSES.value:
+    arguments = {"recipe": str(recipe), "overrides": overrides, "run_dir": str(run_dir), "resume": resume}
+    if world is None and loaded.mesh.size > 1 and not inprocess:
         from paceline.runtime.launch import launch as launch_ranks
 
-        launch_ranks(
-            "paceline.cli.train:train_rank",
-            [str(recipe), str(run_dir), "resume" if resume else "start", *overrides],
-            loaded.mesh.size,
-            log_dir=run_dir / "logs",
-        )
+        launch_ranks("paceline.cli.train:train_rank", arguments, loaded.mesh.size, log_dir=run_dir / "logs")
     else:
-        train_rank([str(recipe), str(run_dir), "resume" if resume else "start", *overrides])
+        train_rank(arguments)
 
 
-def train_rank(arguments: list[str]) -> None:
+def train_rank(arguments: dict[str, Any]) -> None:
     """Train as the rank that the environment names; what every process of a run executes.
 
     Args:
-        arguments: the recipe's path, the run directory, `start` or `resume`, and the overrides of the recipe.
+        arguments: `recipe`, its path; `overrides` of it; `run_dir`, and whether to `resume` in it.
     """
     from paceline.train.recipe import load_recipe
     from paceline.train.run import train as train_recipe
 
-    recipe, run_dir, mode, *overrides = arguments
-    train_recipe(load_recipe(recipe, overrides), Path(run_dir), mode == "resume")
+    recipe = load_recipe(arguments["recipe"], arguments["overrides"])
+    train_recipe(recipe, Path(arguments["run_dir"]), arguments["resume"])
+
+
+def _agreed_run_dir(out: Path | None, name: str, resume: bool, rank: int) -> Path:
+    """Return the directory of a run whose ranks cannot talk yet, the same on all of them.
+
+    Raises:
+        RecipeError: `out` is missing, or does not fit what is to be done there.
+    """
+    if out is None:
+        raise RecipeError("under a launcher all ranks must agree on the directory of the run; name it with --out DIR.")
+    if resume:
+        return latest_run_dir(out, name)
+    # Only rank 0 looks whether it is free: it also begins to fill it, which would look like an earlier run to others.
+    return new_run_dir(out, name) if rank == 0 else out
