@@ -63,13 +63,12 @@ def parse_placement(text: str) -> Placement:
 
 
 def divides(shape: Shape, placement: Placement, parts: int) -> bool:
-    """Whether a tensor of `shape` can be placed so on `parts` ranks without padding."""
+    """Whether a tensor of `shape` can be placed so on `parts` ranks without padding; empty tensors are not split."""
     if not isinstance(placement, Shard):
         return True
-    if placement.dim >= len(shape):
+    if placement.dim >= len(shape) or 0 in shape:
         return False
-    size = shape[placement.dim]
-    return size > 0 and size % (placement.blocks * parts) == 0
+    return shape[placement.dim] % (placement.blocks * parts) == 0
 
 
 def local_shape(shape: Shape, placement: Placement, parts: int) -> Shape:

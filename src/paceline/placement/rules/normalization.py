@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.placement.rules.reduction import rowwise
-from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, Strategy, rule
+from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, Strategy, einsum, rule
 from paceline.placement.rules.words import labels_in, named, numbered, replicated_where_absent, shape_of, slot, whole
 from paceline.program import operators  # noqa: F401  (registers torch.ops.paceline)
 
@@ -107,6 +107,9 @@ def _channelwise(call: Call, tensors: tuple[str, ...], outputs: tuple[Axes, ...]
 def _batch_norm_sums(call: Call) -> AxisRule:
     sites = _sites(call, "x")
     return _channelwise(call, ("x",), ((None, "c"),), labels_in([sites]))
+
+
+einsum(ours.batch_norm_statistics.default, spec="sc,c->c,c,c", split="c")
 
 
 @rule(ours.batch_norm_grad_sums.default)

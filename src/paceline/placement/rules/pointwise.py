@@ -30,6 +30,8 @@ LINEAR: dict[Any, tuple[tuple[int, ...], ...]] = {
     aten.addcmul.default: ((0, 1), (0, 2)),
     aten.addcdiv.default: ((0, 1),),
     aten.lerp.Scalar: ((0, 1),),
+    aten.copy.default: ((1,),),
+    aten.fill.Tensor: ((1,),),
     aten.masked_fill.Tensor: ((0, 2),),
     aten.native_dropout_backward.default: ((0,),),
     aten.threshold_backward.default: ((0,),),
@@ -69,6 +71,9 @@ UNTAGGED = (
     aten.log_sigmoid_backward.default,
     aten._prelu_kernel.default,
     aten._prelu_kernel_backward.default,
+    aten.copy.default,
+    aten.fill.Scalar,
+    aten.fill.Tensor,
     torch.ops.prims.convert_element_type.default,
 )
 

@@ -155,14 +155,23 @@ def einsum(*targets: Any, spec: str, split: str | None = None, **options: Any) -
     rule(*targets)(lambda call: AxisRule(inputs[: len(call.inputs)], outputs, labels, **options))
 
 
+def registered() -> list[Any]:
+    """Return the operators that have a rule of their own, by name."""
+    return sorted((target for target in _RULES if not isinstance(target, str)), key=str)
+
+
 def has_rule(target: Any) -> bool:
     """Whether the operator has a rule of its own or is known to be pointwise."""
     return target in _RULES or is_pointwise(target)
 
 
 def is_pointwise(target: Any) -> bool:
-    """Whether torch tags the operator as pointwise."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+    """Whether torch tags the operator as pointwise, and rightly so: it tags `equal` and `rrelu` too."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return all(str(result.type) == "Tensor" for result in target._schema.returns)
 
 
 def rule_of(call: Call) -> Rule:

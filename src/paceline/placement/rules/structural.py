@@ -281,6 +281,16 @@ def _pad(call: Call) -> AxisRule:
     return _moving(call, padded, linear=call["value"] == 0)
 
 
+@rule(aten.slice_scatter.default, aten.select_scatter.default)
+def _cut_scatter(call: Call) -> AxisRule:
+    """A tensor with a part along a dimension replaced."""
+    rank = len(call.inputs[0])
+    dim = call["dim"] % rank
+    axes: Axes = tuple(None if d == dim else label for d, label in enumerate(numbered(rank)))
+    part = axes if len(call.inputs[1]) == rank else axes[:dim] + axes[dim + 1 :]
+    return AxisRule((axes, part), (axes,), labels_in([axes]), linear=((0, 1),))
+
+
 @rule(aten.unfold.default)
 def _unfold(call: Call) -> MapRule:
     return _all_but(call["dimension"] % len(call.inputs[0]))

@@ -1,0 +1,469 @@
+"""At least one call of every operator with a rule that the models of `captured` do not make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.placement.oracle import Instance, instance
+
+aten = torch.ops.aten
+ours = torch.ops.paceline
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def ints(high: int, *shape: int) -> Tensor:
+    return torch.randint(0, high, shape)
+
+
+def bools(*shape: int) -> Tensor:
+    return torch.rand(shape) > 0.5
+
+
+def others() -> Iterator[Instance]:
+    """Yield the calls, grouped as the rules are."""
+    torch.manual_seed(1)
+    for group in (
+        _contractions,
+        _pointwise,
+        _reductions,
+        _losses,
+        _softmax_and_norms,
+        _attention,
+        _convolutions,
+        _windows,
+        _indexing,
+        _structural,
+        _creation,
+    ):
+        for target, *arguments in group():
+            keywords = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
+            yield instance(target, *arguments, **keywords)
+
+
+Calls = Iterator[tuple[Any, ...]]
+
+
+def _contractions() -> Calls:
+    yield aten.mm.default, rand(4, 6), rand(6, 8)
+    yield aten.bmm.default, rand(2, 4, 6), rand(2, 6, 8)
+    yield aten.mv.default, rand(4, 6), rand(6)
+    yield aten.dot.default, rand(6), rand(6)
+    yield aten.vdot.default, rand(6), rand(6)
+    for bias in ((8,), (4, 8), (1, 8), (4, 1), ()):
+        yield aten.addmm.default, rand(*bias), rand(4, 6), rand(6, 8), {"beta": 0.5, "alpha": 2.0}
+    for bias in ((8,), (2, 4, 8), (4, 1)):
+        yield aten.baddbmm.default, rand(*bias), rand(2, 4, 6), rand(2, 6, 8)
+    yield aten.addmv.default, rand(4), rand(4, 6), rand(6)
+
+
+def _pointwise() -> Calls:
+    x, y, mask = rand(4, 6), rand(4, 6), bools(4, 6)
+    for target in (aten.add.Tensor, aten.sub.Tensor):
+        yield target, x, y, {"alpha": 2}
+        yield target, x, rand(1, 6)
+        yield target, x, 3.0
+    yield aten.mul.Tensor, x, y
+    yield aten.mul.Tensor, rand(6), x
+    yield aten.mul.Tensor, x, mask
+    yield aten.mul.Scalar, x, 2
+    yield aten.div.Tensor, x, y
+    yield aten.div.Scalar, x, 2
+    yield aten.neg.default, x
+    yield aten.clone.default, x
+    yield aten.where.self, mask, x, rand(6)
+    yield aten.where.ScalarOther, mask, x, 0
+    yield aten.where.ScalarOther, mask, x, 1.0
+    yield aten.where.ScalarSelf, mask, 0.0, x
+    yield aten.masked_fill.Scalar, x, mask, 0
+    yield aten.masked_fill.Scalar, x, mask, -torch.inf
+    yield aten.masked_fill.Tensor, x, mask, rand()
+    yield aten.addcmul.default, x, y, rand(1, 6)
+    yield aten.addcdiv.default, x, y, rand(1, 6)
+    yield aten.lerp.Scalar, x, y, 0.3
+    yield aten.copy.default, x, y
+    yield aten.copy.default, x, rand(6)
+    yield aten.fill.Scalar, x, 2.0
+    yield aten.fill.Tensor, x, rand()
+    yield aten.native_dropout_backward.default, x, mask, 1.25
+    yield aten.threshold_backward.default, x, y, 0
+    yield aten.gelu_backward.default, x, y
+    for name in ("silu", "tanh", "sigmoid"):
+        yield getattr(aten, f"{name}_backward").default, x, y
+    for target in (aten._to_copy.default,):
+        yield target, x, {"dtype": torch.float64}
+        yield target, x, {"dtype": torch.int64}
+        yield target, x, {"dtype": torch.bool}
+        yield target, ints(9, 4, 6), {"dtype": torch.float64}
+        yield target, mask, {"dtype": torch.float64}
+    yield torch.ops.prims.convert_element_type.default, ints(9, 4, 6), torch.float64
+    yield aten.lift_fresh_copy.default, x
+    yield aten.softplus_backward.default, x, y, 1, 20
+    yield aten.leaky_relu_backward.default, x, y, 0.1, False
+    yield aten.hardtanh_backward.default, x, y, -1, 1
+    yield aten.hardswish.default, x
+    yield aten.hardswish_backward.default, x, y
+    yield aten.hardsigmoid_backward.default, x, y
+    yield aten.mish_backward.default, x, y
+    yield aten.elu_backward.default, x, 1.0, 1.0, 1.0, False, y
+    yield aten.log_sigmoid_forward.default, x
+    yield aten.log_sigmoid_backward.default, x, y, aten.log_sigmoid_forward.default(y)[1]
+    yield aten._prelu_kernel.default, x, rand(1, 6)
+    yield aten._prelu_kernel_backward.default, x, y, rand(1, 6)
+
+
+def _reductions() -> Calls:
+    x = rand(4, 6, 8)
+    for dim, keep in (([1], False), ([0, -1], True), ([], False), (None, False)):
+        yield aten.sum.dim_IntList, x, dim, keep
+    yield aten.sum.dim_IntList, bools(4, 6), [1]
+    yield aten.sum.default, ints(9, 4, 6)
+    yield aten.sum.default, rand()
+    yield aten.count_nonzero.dim_IntList, bools(4, 6), [1]
+    yield aten.count_nonzero.default, bools(4, 6)
+    yield aten.mean.default, x
+    yield aten.mean.dim, x, [1], True
+    for target in (aten.amax.default, aten.amin.default):
+        yield target, x, [1, 2]
+        yield target, x
+    yield aten.aminmax.default, x, {"dim": 1}
+    for name in ("max", "min"):
+        yield getattr(aten, name).default, x
+        yield getattr(aten, name).dim, x, 1, True
+        yield getattr(aten, f"arg{name}").default, x, 1
+        yield getattr(aten, f"arg{name}").default, x
+    for name in ("any", "all"):
+        yield getattr(aten, name).default, bools(4, 6)
+        yield getattr(aten, name).dim, bools(4, 6), 1
+        yield getattr(aten, name).dims, bools(4, 6), [0, 1]
+        yield getattr(aten, name).dims, bools(4, 6), []
+    yield aten.prod.default, x
+    yield aten.prod.dim_int, x, 1
+    for name in ("var", "std", "var_mean"):
+        yield getattr(aten, name).correction, x, [1], {"correction": 1, "keepdim": True}
+        yield getattr(aten, name).correction, x
+    yield aten.logsumexp.default, x, [1]
+    yield aten.median.dim, x, 1
+    yield aten.linalg_vector_norm.default, x, 2, [1]
+    yield aten.linalg_vector_norm.default, x
+    yield aten.norm.Scalar, x
+    yield aten.norm.ScalarOpt_dim, x, 2, [1]
+    for name in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"):
+        yield getattr(aten, name).default, x, -1
+    yield aten.sort.default, x, 1
+    yield aten.sort.stable, x, {"stable": True, "dim": 0}
+    yield aten.topk.default, x, 2, 1
+    yield aten.glu.default, x, 1
+    yield aten.glu_backward.default, rand(4, 3, 8), x, 1
+
+
+def _losses() -> Calls:
+    x, y, weight = rand(4, 6), rand(4, 6).sigmoid(), torch.rand(6).double()
+    target, image = ints(6, 4), ints(6, 4, 8, 2)
+    target[1] = image[0, 1] = -100
+    for reduction in (NONE, MEAN, SUM):
+        for w in (None, weight):
+            loss, total = aten.nll_loss_forward.default(x, target, w, reduction, -100)
+            yield aten.nll_loss_forward.default, x, target, w, reduction, -100
+            yield aten.nll_loss_backward.default, rand(*loss.shape), x, target, w, reduction, -100, total
+            loss, total = aten.nll_loss2d_forward.default(rand(4, 6, 8, 2), image, w, reduction, -100)
+            yield aten.nll_loss2d_forward.default, rand(4, 6, 8, 2), image, w, reduction, -100
+            grad = rand(*loss.shape)
+            yield aten.nll_loss2d_backward.default, grad, rand(4, 6, 8, 2), image, w, reduction, -100, total
+        yield aten.nll_loss_forward.default, rand(6), ints(6), None, reduction, -100
+        grad = rand(4, 6) if reduction == NONE else rand()
+        p = x.sigmoid()
+        yield aten.mse_loss.default, x, y, reduction
+        yield aten.mse_loss.default, x, rand(1, 6), reduction
+        yield aten.mse_loss_backward.default, grad, x, y, reduction
+        yield aten.smooth_l1_loss.default, x, y, reduction
+        yield aten.smooth_l1_loss_backward.default, grad, x, y, reduction, 1.0
+        yield aten.huber_loss.default, x, y, reduction
+        yield aten.huber_loss_backward.default, grad, x, y, reduction, 1.0
+        yield aten.binary_cross_entropy.default, p, y, None, reduction
+        yield aten.binary_cross_entropy.default, p, y, weight.expand(4, 6).contiguous(), reduction
+        yield aten.binary_cross_entropy_backward.default, grad, p, y, None, reduction
+        yield aten.soft_margin_loss.default, x, y, reduction
+        yield aten.soft_margin_loss_backward.default, grad, x, y, reduction
+
+
+def _softmax_and_norms() -> Calls:
+    x = rand(4, 6, 8)
+    for name in ("_softmax", "_log_softmax"):
+        yield getattr(aten, name).default, x, 1, False
+        result = getattr(aten, name).default(x, -1, False)
+        yield getattr(aten, f"{name}_backward_data").default, rand(4, 6, 8), result, -1, torch.float64
+    yield aten._safe_softmax.default, x, -1
+    for shape in ([8], [6, 8]):
+        weight, bias = rand(*shape), rand(*shape)
+        for w in (None, weight):
+            _, mean, rstd = aten.native_layer_norm.default(x, shape, w, bias, 1e-5)
+            mask = [True, w is not None, True]
+            yield aten.native_layer_norm.default, x, shape, w, bias, 1e-5
+            yield aten.native_layer_norm_backward.default, rand(4, 6, 8), x, shape, mean, rstd, w, bias, mask
+            yield aten._fused_rms_norm.default, x, shape, w, 1e-5
+    weight, bias = rand(8), rand(8)
+    for w, b in ((weight, bias), (None, None)):
+        x = rand(4, 8, 6)
+        _, mean, rstd = aten.native_group_norm.default(x, w, b, 4, 8, 6, 4, 1e-5)
+        yield aten.native_group_norm.default, x, w, b, 4, 8, 6, 4, 1e-5
+        mask = [True, w is not None, w is not None]
+        yield aten.native_group_norm_backward.default, rand(4, 8, 6), x, mean, rstd, w, 4, 8, 6, 4, mask
+    for shape in ((4, 8), (4, 8, 6, 2)):
+        x, g = rand(*shape), rand(*shape)
+        mean, variance = rand(8), rand(8).exp()
+        rstd, sums = variance.rsqrt(), rand(2, 8)
+        yield ours.batch_norm_sums.default, x, mean
+        yield ours.batch_norm_statistics.default, sums + 100.0, mean, 48, 1e-5
+        yield ours.batch_norm_grad_sums.default, g, x, mean, rstd
+        for w, b in ((weight, bias), (None, None)):
+            yield ours.batch_norm_apply.default, x, mean, rstd, w, b
+            yield ours.batch_norm_input_grad.default, g, x, mean, rstd, w, sums, 48
+            for training in (True, False):
+                statistics = w, b, mean, variance, training, 0.1, 1e-5
+                yield aten._native_batch_norm_legit_functional.default, x, *statistics
+                mask = [True, w is not None, True]
+                saved = (w, mean, variance, mean, rstd) if training else (w, mean, variance, None, None)
+                yield aten.native_batch_norm_backward.default, g, x, *saved, training, 1e-5, mask
+            yield aten._native_batch_norm_legit.no_stats, x, w, b, True, 0.1, 1e-5
+            yield aten._native_batch_norm_legit_no_training.default, x, w, b, mean, variance, 0.1, 1e-5
+
+
+def _attention() -> Calls:
+    forward = aten._scaled_dot_product_flash_attention_for_cpu.default
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    for groups, mask_shape, causal in (
+        (4, None, True),
+        (4, None, False),
+        (4, (2, 4, 6, 8), False),
+        (4, (2, 1, 6, 8), False),
+        (4, (1, 1, 6, 8), False),
+        (4, (6, 8), False),
+        (2, None, False),
+        (1, None, False),
+        (2, (2, 4, 6, 8), False),
+    ):
+        columns = 6 if causal else 8
+        q, k, v = rand(2, 4, 6, 4), rand(2, groups, columns, 4), rand(2, groups, columns, 4)
+        options = {} if mask_shape is None else {"attn_mask": rand(*mask_shape)}
+        yield forward, q, k, v, 0.0, causal, options
+        out, rows = forward(q, k, v, 0.0, causal, **options)
+        yield backward, rand(2, 4, 6, 4), q, k, v, out, rows, 0.0, causal, options
+
+
+def _convolutions() -> Calls:
+    for x, weight, stride, padding, transposed, groups in (
+        ((4, 6, 8, 6), (4, 6, 3, 3), [1, 2], [1, 1], False, 1),
+        ((4, 6, 8, 8), (4, 6, 1, 1), [1, 1], [0, 0], False, 1),  # every place by itself
+        ((4, 6, 8, 8), (4, 6, 2, 2), [2, 2], [0, 0], False, 1),  # windows side by side
+        ((4, 6, 8, 8), (4, 6, 2, 2), [2, 1], [0, 0], False, 1),
+        ((4, 6, 8), (4, 6, 2), [2], [1], False, 1),
+        ((4, 8, 8), (8, 1, 3), [1], [1], False, 8),  # depthwise
+        ((4, 8, 8), (16, 2, 3), [1], [1], False, 4),
+        ((4, 6, 8), (6, 4, 2), [2], [0], True, 1),
+        ((4, 8, 8), (8, 4, 2), [2], [0], True, 4),
+        ((2, 4, 4, 4, 4), (4, 4, 2, 2, 2), [2], [0], False, 1),
+    ):
+        places = len(x) - 2
+        rest = stride, padding, [1] * places, transposed, [0] * places, groups
+        inputs, kernel = rand(*x), rand(*weight)
+        channels = weight[1] * groups if transposed else weight[0]
+        yield aten.convolution.default, inputs, kernel, rand(channels), *rest
+        out = aten.convolution.default(inputs, kernel, None, *rest)
+        yield aten.convolution.default, inputs, kernel, None, *rest
+        for sizes, mask in (([channels], [True, True, True]), ([0], [True, True, False]), (None, [False, True, False])):
+            yield aten.convolution_backward.default, rand(*out.shape), inputs, kernel, sizes, *rest, mask
+
+
+def _windows() -> Calls:
+    for x in (rand(4, 2, 6, 6), rand(2, 6, 6)):
+        pool = [2, 2], [2, 2], [0, 0]
+        grad = rand(*x.shape[:-2], 3, 3)
+        wide = rand(*x.shape[:-2], 8, 8)
+        yield aten.avg_pool2d.default, x, *pool
+        yield aten.avg_pool2d_backward.default, grad, x, *pool, False, True, None
+        yield aten._adaptive_avg_pool2d.default, x, [3, 3]
+        yield aten._adaptive_avg_pool2d_backward.default, grad, x
+        yield aten.max_pool2d_with_indices.default, x, *pool
+        indices = aten.max_pool2d_with_indices.default(x, *pool)[1]
+        yield aten.max_pool2d_with_indices_backward.default, grad, x, *pool, [1, 1], False, indices
+        yield aten.adaptive_max_pool2d.default, x, [3, 3]
+        yield aten.adaptive_max_pool2d_backward.default, grad, x, aten.adaptive_max_pool2d.default(x, [3, 3])[1]
+        for name in ("reflection", "replication"):
+            yield getattr(aten, f"{name}_pad2d").default, x, [1, 1, 1, 1]
+            yield getattr(aten, f"{name}_pad2d_backward").default, wide, x, [1, 1, 1, 1]
+    x, wide = rand(4, 2, 6, 6), rand(4, 2, 12, 12)
+    yield aten.upsample_nearest2d.default, x, [12, 12]
+    yield aten.upsample_nearest2d_backward.default, wide, [12, 12], [4, 2, 6, 6]
+    for name in ("upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
+        yield getattr(aten, name).default, x, [12, 12], False
+        yield getattr(aten, f"{name}_backward").default, wide, [12, 12], [4, 2, 6, 6], False
+    line, cube = rand(4, 2, 6), rand(4, 2, 4, 4, 4)
+    yield aten.upsample_nearest1d.default, line, [12]
+    yield aten.upsample_linear1d.default, line, [12], False
+    yield aten.reflection_pad1d.default, line, [1, 1]
+    yield aten.replication_pad1d.default, line, [1, 1]
+    pool, grad = ([2, 2, 2], [2, 2, 2], [0, 0, 0]), rand(4, 2, 2, 2, 2)
+    yield aten.avg_pool3d.default, cube, *pool
+    yield aten.avg_pool3d_backward.default, grad, cube, *pool, False, True, None
+    yield aten._adaptive_avg_pool3d.default, cube, [2, 2, 2]
+    yield aten._adaptive_avg_pool3d_backward.default, grad, cube
+    yield aten.max_pool3d_with_indices.default, cube, *pool
+    indices = aten.max_pool3d_with_indices.default(cube, *pool)[1]
+    yield aten.max_pool3d_with_indices_backward.default, grad, cube, *pool, [1, 1, 1], False, indices
+
+
+def _indexing() -> Calls:
+    table, ids = rand(10, 6), ints(10, 4, 8)
+    yield aten.embedding.default, table, ids, 3
+    for by_frequency in (False, True):
+        yield aten.embedding_dense_backward.default, rand(4, 8, 6), ids, 10, 3, by_frequency
+    x = rand(4, 6, 8)
+    for shape in ((4, 2, 8), (2, 6, 8), (4, 12, 8)):
+        yield aten.gather.default, x, 1, ints(6, *shape)
+    places = ints(6, 4, 6, 8).argsort(1)
+    yield aten.scatter.value, x, 1, places, 2.0
+    yield aten.scatter.src, x, 1, places, rand(4, 6, 8)
+    yield aten.scatter_reduce.two, x, 1, ints(6, 4, 6, 8), rand(4, 6, 8), "amax"
+    for shape, source in (
+        ((4, 6, 8), (4, 6, 8)),
+        ((4, 12, 8), (4, 12, 8)),
+        ((2, 6, 8), (4, 6, 8)),
+        ((4, 2, 8), (4, 4, 8)),
+    ):
+        yield aten.scatter_add.default, x, 1, ints(6, *shape), rand(*source)
+    yield aten.scatter_add.default, rand(6), 0, ints(6, 8), rand(8)
+    yield aten.index_select.default, x, 1, ints(6, 4)
+    yield aten.index_add.default, x, 1, ints(6, 4), rand(4, 4, 8), {"alpha": 2}
+    for indices, picked in (
+        ([None, ints(6, 4)], (4, 4, 8)),
+        ([ints(4, 6, 1), ints(6, 8)], (6, 8, 8)),
+        ([ints(4, 2), None, ints(8, 2)], (2, 6)),
+        ([None, ints(6, 4), ints(8, 4)], (4, 4)),
+        ([None, None, ints(8, 4, 2)], (4, 6, 4, 2)),
+        ([None, ints(6)], (4, 8)),
+    ):
+        yield aten.index.Tensor, x, indices
+        yield aten._unsafe_index.Tensor, x, indices
+        for values in (rand(*picked), rand(picked[-1]), rand()):
+            yield aten.index_put.default, x, indices, values, True
+            yield aten._unsafe_index_put.default, x, indices, values, True
+    yield aten.index_put.default, x, [None, torch.tensor([0, 2, 3, 5])], rand(4, 4, 8), False
+    yield aten.index_put.default, x, [bools(4, 6, 8)], rand(), False
+    yield aten.index.Tensor, x, [None, torch.tensor([True, False, True, True, False, True])]
+
+
+def _structural() -> Calls:
+    x = rand(4, 6, 8)
+    yield aten.detach.default, x
+    yield aten.alias.default, x
+    for shape in ([24, 8], [4, 48], [4, 6, 2, 4], [2, 2, 48], [-1], [4, 1, 6, 8], [3, 64]):
+        yield aten.view.default, x, shape
+        yield aten.reshape.default, x, shape
+    yield aten._unsafe_view.default, x, [24, 8]
+    yield aten.unsqueeze.default, x, -1
+    for shape in ((4, 1, 8), (2, 1, 8), (1, 2, 1)):
+        yield aten.squeeze.default, rand(*shape)
+        yield aten.squeeze.dim, rand(*shape), 1
+        yield aten.squeeze.dim, rand(*shape), 0
+        yield aten.squeeze.dims, rand(*shape), [0, 1]
+    yield aten.permute.default, x, [2, 0, -2]
+    yield aten.transpose.int, x, 0, -1
+    yield aten.t.default, rand(4, 6)
+    yield aten.t.default, rand(4)
+    yield aten.select.int, x, 1, -1
+    yield aten.select_backward.default, rand(4, 8), [4, 6, 8], 1, 2
+    yield aten.unbind.int, x, 1
+    for start, end, step in (
+        (0, 2**63 - 1, 1),
+        (-8, None, 1),
+        (0, 4, 1),
+        (4, 8, 1),
+        (2, 6, 1),
+        (1, 5, 1),
+        (0, 8, 2),
+        (3, 3, 1),
+    ):
+        yield aten.slice.Tensor, x, 2, start, end, step
+        grad = rand(*aten.slice.Tensor(x, 2, start, end, step).shape)
+        if end is not None:
+            yield aten.slice_backward.default, grad, [4, 6, 8], 2, start, end, step
+        yield aten.slice_scatter.default, x, grad, 2, start, end, step
+    yield aten.select_scatter.default, x, rand(4, 8), 1, 2
+    yield aten.split.Tensor, x, 4, 2
+    yield aten.split.Tensor, x, 3, -1
+    yield aten.split_with_sizes.default, x, [2, 2, 2], 1
+    yield aten.split_with_sizes.default, x, [2, 4], 1
+    yield aten.cat.default, [x, x, x], 1
+    yield aten.cat.default, [x, rand(4, 2, 8)], 1
+    yield aten.cat.default, [torch.empty(0).double(), x], -1
+    yield aten.cat.default, [ints(5, 4, 2), ints(5, 4, 2)], -1
+    yield aten.stack.default, [x, x], 1
+    yield aten.stack.default, [rand(), rand()]
+    yield aten.expand.default, rand(4, 1, 8), [4, 6, 8]
+    yield aten.expand.default, rand(6, 1), [4, -1, 8]
+    yield aten.expand.default, rand(), [4]
+    yield aten.repeat.default, rand(4, 2), [2, 1, 3]
+    yield aten.flip.default, x, [1]
+    yield aten.roll.default, x, [1], [1]
+    yield aten.roll.default, x, [1]
+    yield aten.tril.default, x
+    yield aten.triu.default, x, 1
+    yield aten.constant_pad_nd.default, x, [1, 1]
+    yield aten.constant_pad_nd.default, x, [0, 0, 1, -1], 0.0
+    yield aten.constant_pad_nd.default, x, [1, 1], 2.0
+    yield aten.unfold.default, x, 1, 2, 2
+    yield aten.unfold_backward.default, rand(4, 3, 8, 2), [4, 6, 8], 1, 2, 2
+    yield aten.view_as_complex.default, rand(4, 6, 2)
+    yield aten.view_as_real.default, torch.complex(rand(4, 6), rand(4, 6))
+
+
+def _creation() -> Calls:
+    x, size, double = rand(4, 6), [4, 6], {"dtype": torch.float64}
+    for name in ("zeros", "ones"):
+        yield getattr(aten, name).default, size, double
+        yield getattr(aten, f"{name}_like").default, x
+        yield getattr(aten, f"new_{name}").default, x, [4, 8]
+    yield aten.full.default, size, 2.0
+    yield aten.full_like.default, x, 2.0
+    yield aten.new_full.default, x, [4, 8], 2.0
+    yield aten.empty.memory_format, size
+    yield aten.empty_like.default, x
+    yield aten.new_empty.default, x, [4, 8]
+    yield aten.empty_strided.default, size, [6, 1]
+    yield aten.new_empty_strided.default, x, size, [6, 1]
+    yield aten.arange.default, 4
+    yield aten.arange.start, 2, 6
+    yield aten.arange.start_step, 2, 10, 2
+    yield aten.linspace.default, 0, 1, 4
+    yield aten.eye.default, 4
+    yield aten.eye.m, 4, 6
+    yield aten.scalar_tensor.default, 2.0
+    yield aten.tril_indices.default, 4, 4
+    yield aten.triu_indices.default, 4, 4
+    yield aten.rand.default, size
+    yield aten.rand.generator, size, {"generator": None}
+    yield aten.randn.default, size
+    yield aten.randn.generator, size, {"generator": None}
+    yield aten.randint.default, 9, size
+    yield aten.randint.low, 2, 9, size
+    yield aten.randperm.default, 4
+    yield aten.rand_like.default, x
+    yield aten.randn_like.default, x
+    yield aten.randint_like.default, x, 9
+    yield aten.randint_like.low_dtype, x, 2, 9
+    yield aten.bernoulli.default, x.sigmoid()
+    yield aten.bernoulli.p, x, 0.5
+    yield aten.normal_functional.default, x
+    yield aten.uniform.default, x
+    yield aten.multinomial.default, x.sigmoid(), 2
+    yield aten.exponential.default, x
+    yield aten.rrelu_with_noise_functional.default, x, torch.zeros_like(x)
+    yield aten.native_dropout.default, x, 0.5, True
