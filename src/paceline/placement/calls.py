@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -59,8 +60,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def tensor_inputs(node: Node) -> list[Ref]:
-    """Return the tensors that a call reads, in the order in which they occur in its arguments."""
-    return [resolve(leaf) for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
+    """Return the tensors that a call reads, in the order of its schema."""
+    return [resolve(leaf) for leaf in leaves(arguments_by_name(node)) if isinstance(leaf, Node)]
 
 
 def results(node: Node) -> list[Tensor | None]:
@@ -90,13 +91,13 @@ def arguments_by_name(node: Node) -> dict[str, Any]:
 
 def call_of(node: Node) -> Call:
     """Return the call that rules see."""
-    count = iter(range(len(node.all_input_nodes) + sum(1 for _ in leaves((node.args, node.kwargs)))))
+    count = itertools.count()
 
     def mark(value: Any) -> Any:
         if isinstance(value, Node):
             return Input(next(count))
         if isinstance(value, (list, tuple)):
-            return type(value)(mark(item) for item in value) if type(value) in (list, tuple) else [mark(v) for v in value]
+            return [mark(item) for item in value]
         return value
 
     inputs = tensor_inputs(node)

@@ -1,0 +1,233 @@
+"""Lowering along one mesh axis: operators on global tensors become operators on a rank's pieces.
+
+Wherever a tensor is read with another placement than it was made with, a `redistribute` node appears. The result is
+the same for every rank.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from paceline.errors import PlacementError
+from paceline.placement.calls import Ref, arguments_by_name, results
+from paceline.placement.costs import Costs
+from paceline.placement.placements import (
+    REPLICATE,
+    Placement,
+    Shape,
+    Shard,
+    local_shape,
+)
+from paceline.placement.problem import Problem
+from paceline.placement.redistribute import can_redistribute, is_redistribution, redistribute
+from paceline.placement.rules import Strategy
+from paceline.placement.solver import Solution
+from paceline.program.fake import evaluate, fake_mode
+from paceline.program.program import Input, InputRole, Program
+
+aten = torch.ops.aten
+_SMALL_BYTES = 16 << 10
+"""Below this size a collective costs its latency."""
+
+
+class _Lowering:
+    def __init__(self, problem: Problem, solution: Solution, costs: Costs) -> None:
+        self.problem = problem
+        self.solution = solution
+        self.costs = costs
+        self.graph = Graph()
+        self.fake = fake_mode()
+        # For each tensor of the old graph: the placements in which the new graph has it, first the one it is made in.
+        self.have: dict[Ref, dict[Placement, Node]] = {}
+        self.made: dict[Ref, Placement] = {}
+        self.reading: Node | None = None
+
+    def run(self) -> tuple[Graph, dict[Node, Placement]]:
+        placed: dict[Node, Placement] = {}
+        for node in self.problem.nodes:
+            self.reading = node
+            if node.op == "placeholder":
+                placement = self.solution.strategies[node].outputs[0]
+                new = self._copy_input(node, placement)
+                placed[new] = placement
+            elif node.op == "get_attr":
+                self._copy_input(node, REPLICATE)
+            elif self.problem.follows(node):
+                self._lower_map(node, self._best_for_map(node))
+            else:
+                self._lower_call(node, self.solution.strategies[node])
+        output = self.problem.program.output_node
+        self.reading = output
+        values = []
+        for sink in self.problem.sinks:
+            target = REPLICATE if sink.like is None else self.solution.strategies[sink.like].outputs[0]
+            values.append(self.get(sink.ref, target))
+        self.graph.output(tuple(values)).meta = dict(output.meta)
+        self.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+        return self.graph, placed
+
+    def get(self, ref: Ref, target: Placement) -> Node:
+        """Return the new node that holds `ref` placed as `target`, redistributing it where needed."""
+        have = self.have[ref]
+        if target in have:
+            return have[target]
+        if target == REPLICATE and self.problem.follows(ref.node) and self._better_at_root(self.problem.root(ref)):
+            self._lower_map(ref.node, REPLICATE)
+            return have[target]
+        nbytes, parts = ref.bytes, self.problem.parts
+        possible = [placement for placement in have if can_redistribute(placement, target)]
+        source = min(possible, key=lambda placement: self.costs.redistribution(nbytes, placement, target, parts))
+        have[target] = self._redistribute(have[source], source, target, ref)
+        return have[target]
+
+    def _better_at_root(self, root: Ref) -> bool:
+        """Whether to replicate the root of a chain and view the whole, rather than replicate its views.
+
+        So it is for parameters, whose pieces are contiguous, and for small tensors, where one collective serves all views.
+        """
+        item = self.problem.input_of.get(root.node)
+        is_parameter = item is not None and item.role is InputRole.PARAMETER
+        return is_parameter or REPLICATE in self.have[root] or root.bytes <= _SMALL_BYTES
+
+    def _redistribute(self, node: Node, source: Placement, target: Placement, ref: Ref) -> Node:
+        new = self.graph.call_function(redistribute, (node, source, target, self.problem.axis, self.problem.parts))
+        assert self.reading is not None
+        backward = self.reading.op == "output" or bool(self.reading.meta.get("backward"))
+        if self.reading.op == "output":
+            backward = bool(ref.node.meta.get("backward"))
+        new.meta = {
+            "val": self._empty(node.meta["val"], local_shape(ref.shape, target, self.problem.parts)),
+            "backward": backward,
+            "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
+            "recompute": False,
+        }
+        return new
+
+    def _empty(self, like: Tensor, shape: Shape) -> Tensor:
+        with self.fake:
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+    def _piece_like(self, like: Tensor, placement: Placement) -> Tensor:
+        """A fake piece of a fake tensor, with its strides where it is whole."""
+        if isinstance(placement, Shard):
+            return self._empty(like, local_shape(tuple(like.shape), placement, self.problem.parts))
+        with self.fake:
+            return torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device)
+
+    def _copy_input(self, node: Node, placement: Placement) -> Node:
+        create = self.graph.placeholder if node.op == "placeholder" else self.graph.get_attr
+        new = create(node.name if node.op == "placeholder" else str(node.target))
+        new.meta = {**node.meta, "val": self._piece_like(node.meta["val"], placement)}
+        self.have[Ref(node, 0)] = {placement: new}
+        self.made[Ref(node, 0)] = placement
+        return new
+
+    def _best_for_map(self, node: Node) -> Placement:
+        """The placement of its input that a structural node takes: the one it is made in, unless it cannot carry it."""
+        source = self.made[self.problem.inputs[node][0]]
+        return REPLICATE if self.problem.carry(node, source) is None else source
+
+    def _lower_map(self, node: Node, source: Placement) -> None:
+        out = self.problem.carry(node, source)
+        assert out is not None
+        rule = self.problem.rules[node]
+        strategy = Strategy((source,), (out,) * len(results(node)))
+        self._emit(node, strategy, rule.localize, fill=bool(self.have.get(Ref(node, 0))))
+
+    def _lower_call(self, node: Node, strategy: Strategy) -> None:
+        self._emit(node, strategy, self.problem.rules[node].localize, fill=False)
+
+    def _emit(
+        self,
+        node: Node,
+        strategy: Strategy,
+        localize: Callable[[dict[str, Any], Strategy, int], dict[str, Any]],
+        *,
+        fill: bool,
+    ) -> None:
+        """Write the local call. `fill` adds a further placement of results that exist already."""
+        reads = iter([self.get(r, p) for r, p in zip(self.problem.inputs[node], strategy.inputs, strict=True)])
+
+        def substitute(value: Any) -> Any:
+            if isinstance(value, Node):
+                return next(reads)
+            if isinstance(value, (list, tuple)):
+                return [substitute(item) for item in value]
+            return value
+
+        if is_redistribution(node):
+            _, *rest = node.args
+            args, kwargs = (next(reads), *rest), {}
+        else:
+            call = self.problem.calls[node]
+            named = {name: substitute(value) for name, value in arguments_by_name(node).items()}
+            named |= localize(dict(call.arguments), strategy, self.problem.parts)
+            args, kwargs = _arrange(node, named)
+        # Pieces need not have the strides of the whole, on which `view` depends.
+        target = aten.reshape.default if node.target in (aten.view.default, aten._unsafe_view.default) else node.target
+        new = self.graph.call_function(target, args, kwargs)
+        new.meta = {**node.meta, "val": self._evaluate(new, node, strategy)}
+        for index, old in enumerate(results(node)):
+            if old is None:
+                continue
+            made = new
+            if isinstance(new.meta["val"], (list, tuple)):
+                made = self.graph.call_function(operator.getitem, (new, index))
+                made.meta = {**new.meta, "val": new.meta["val"][index]}
+            ref = Ref(node, index)
+            if fill:
+                self.have[ref].setdefault(strategy.outputs[index], made)
+            else:
+                self.have[ref] = {strategy.outputs[index]: made}
+                self.made[ref] = strategy.outputs[index]
+
+    def _evaluate(self, new: Node, old: Node, strategy: Strategy) -> Any:
+        """Run the local call on fake pieces; its shapes must be those that the strategy promises."""
+        value = evaluate(new, self.fake)
+        got = [
+            tuple(t.shape) if isinstance(t, Tensor) else None
+            for t in (value if isinstance(value, (list, tuple)) else [value])
+        ]
+        want = [
+            None if t is None else local_shape(tuple(t.shape), placement, self.problem.parts)
+            for t, placement in zip(results(old), strategy.outputs, strict=True)
+        ]
+        if got != want:
+            raise PlacementError(
+                f"the rule of {old.target} is wrong: with inputs {[str(p) for p in strategy.inputs]} it promises local "
+                f"results {want} and the operator gives {got}. This is a fault of Paceline; please report it."
+            )
+        return value
+
+
+def _arrange(node: Node, named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Order arguments by schema: positional ones as a tuple, keyword-only ones as a dictionary."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    args, kwargs = [], {}
+    for argument in node.target._schema.arguments:
+        if argument.name not in named:
+            continue
+        if argument.kwarg_only:
+            if not argument.has_default_value() or named[argument.name] != argument.default_value:
+                kwargs[argument.name] = named[argument.name]
+        else:
+            args.append(named[argument.name])
+    return tuple(args), kwargs
+
+
+def lower(problem: Problem, solution: Solution, costs: Costs) -> tuple[Program, dict[Input, Placement]]:
+    """Return the local program and the placement of each of its inputs along the axis.
+
+    Raises:
+        PlacementError: a rule promised shapes that its operator does not give.
+    """
+    graph, placed = _Lowering(problem, solution, costs).run()
+    program = replace(problem.program, graph=graph)
+    return program, {item: placed[node] for item, node in zip(program.inputs, program.placeholders, strict=True)}

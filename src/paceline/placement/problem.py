@@ -1,0 +1,100 @@
+"""The placement problem of one mesh axis: a graph's operators, their rules, and where its results must end up."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from paceline.placement.calls import Ref, call_of, resolve, results, tensor_inputs
+from paceline.placement.placements import REPLICATE, Placement, divides
+from paceline.placement.redistribute import is_redistribution
+from paceline.placement.rules import AxisRule, Call, MapRule, Rule, has_rule, rule_of
+from paceline.program.program import Input, InputRole, OutputRole, Program
+
+
+@dataclass(frozen=True)
+class Sink:
+    """An output of the program: the tensor, and the input whose placement it must have (None: replicated)."""
+
+    ref: Ref
+    like: Node | None
+
+
+class Problem:
+    """What candidates, options and the solver read. Nothing here depends on an intent.
+
+    Attributes:
+        parts: ranks on the axis.
+        nodes: nodes that make tensors, in order (without `getitem`).
+        calls, rules, inputs: per operator node.
+        input_of: what each placeholder is.
+        sinks: the program's outputs.
+    """
+
+    def __init__(self, program: Program, axis: str, parts: int) -> None:
+        self.program = program
+        self.axis = axis
+        self.parts = parts
+        self.nodes = [node for node in program.graph.nodes if _makes_tensor(node)]
+        operators = [node for node in self.nodes if node.op == "call_function"]
+        self.inputs: dict[Node, list[Ref]] = {node: tensor_inputs(node) for node in operators}
+        self.calls: dict[Node, Call] = {node: call_of(node) for node in operators}
+        self.rules: dict[Node, Rule] = {node: rule_of(call) for node, call in self.calls.items()}
+        self.input_of: dict[Node, Input] = dict(zip(program.placeholders, program.inputs, strict=True))
+        placeholder = {item: node for node, item in self.input_of.items()}
+        likes = {
+            OutputRole.GRADIENT: InputRole.PARAMETER,
+            OutputRole.BUFFER: InputRole.BUFFER,
+        }
+        self.sinks = [
+            Sink(resolve(node), placeholder[Input(likes[item.role], item.name)] if item.role in likes else None)
+            for item, node in zip(program.outputs, program.results, strict=True)
+        ]
+
+    def outputs(self, node: Node) -> list[Ref]:
+        """The tensors that a node makes."""
+        return [Ref(node, i) for i, value in enumerate(results(node)) if value is not None]
+
+    def unknown_operators(self) -> list[str]:
+        """Operators without a rule, which are replicated."""
+        return sorted({str(n.target) for n, c in self.calls.items() if c.inputs and not has_rule(n.target)})
+
+    def follows(self, node: Node) -> bool:
+        """Whether a node is structural: it costs nothing and takes whatever placement its input has."""
+        return node.op == "call_function" and isinstance(self.rules[node], MapRule) and not is_redistribution(node)
+
+    def root(self, ref: Ref) -> Ref:
+        """The tensor that a chain of structural nodes starts from."""
+        while self.follows(ref.node):
+            ref = self.inputs[ref.node][0]
+        return ref
+
+    def carry(self, node: Node, placement: Placement) -> Placement | None:
+        """Placement of a structural node's results when its input has `placement`; None where that cannot be."""
+        rule = self.rules[node]
+        assert isinstance(rule, MapRule)
+        out = rule.forward(placement, self.parts)
+        if out is None or not all(divides(ref.shape, out, self.parts) for ref in self.outputs(node)):
+            return None
+        return out
+
+    def along_chain(self, ref: Ref, placement: Placement) -> Placement:
+        """Placement of `ref` when the root of its chain has `placement`; replicated once the chain cannot carry it."""
+        if not self.follows(ref.node):
+            return placement
+        out = self.carry(ref.node, self.along_chain(self.inputs[ref.node][0], placement))
+        return REPLICATE if out is None else out
+
+    def axis_rule(self, node: Node) -> AxisRule:
+        """The rule of a node that is not structural."""
+        rule = self.rules[node]
+        assert isinstance(rule, AxisRule)
+        return rule
+
+
+def _makes_tensor(node: Node) -> bool:
+    if node.op == "output" or (node.op == "call_function" and node.target is operator.getitem):
+        return False
+    return node.meta.get("val") is not None

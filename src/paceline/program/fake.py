@@ -1,0 +1,30 @@
+"""Tensors without data, with which shapes are computed. The only file that touches PyTorch's fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a new mode; fake tensors of different modes do not mix."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def mode_of(graph: Graph) -> FakeTensorMode:
+    """Return the mode that the fake tensors in a graph belong to."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return fake_mode()
+
+
+def evaluate(node: Node, mode: FakeTensorMode) -> Any:
+    """Run a call node on the fake tensors of its arguments."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with mode:
+        return node.target(*args, **kwargs)  # type: ignore[operator]

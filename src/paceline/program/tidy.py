@@ -1,0 +1,65 @@
+"""Simplifications of a captured graph that change nothing it computes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from paceline.program.program import Input, InputRole, OutputRole, Program
+
+aten = torch.ops.aten
+_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
+
+
+def tidy(graph: Graph) -> None:
+    """Remove identities, assertions and dead code; a pure graph needs none of them."""
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _IDENTITIES:
+            source = node.args[0]
+            assert isinstance(source, Node)
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+        elif node.meta.get("val") is None and not node.users:
+            graph.erase_node(node)
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+
+
+def merge_tied_inputs(program: Program, module: nn.Module) -> None:
+    """Make tied parameters and buffers one input each, with the sum of their gradients.
+
+    The name that stays is the first, as in `module.named_parameters()`.
+    """
+    first_name: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        original = first_name.setdefault(id(tensor), name)
+        if original != name:
+            aliases[name] = original
+    program.aliases = aliases
+    graph = program.graph
+    node_of = dict(zip(program.inputs, program.placeholders, strict=True))
+    for item, node in list(node_of.items()):
+        if item.role in (InputRole.PARAMETER, InputRole.BUFFER) and item.name in aliases:
+            node.replace_all_uses_with(node_of[Input(item.role, aliases[item.name])])
+            graph.erase_node(node)
+            del node_of[item]
+    program.inputs = tuple(node_of)
+    results: dict[tuple[OutputRole, str], Node] = {}
+    outputs = []
+    with graph.inserting_before(program.output_node):
+        for item, node in zip(program.outputs, program.results, strict=True):
+            name = aliases.get(item.name, item.name)
+            key = (item.role, name)
+            if key not in results:
+                results[key] = node
+                outputs.append(type(item)(item.role, name))
+            elif item.role is OutputRole.GRADIENT:
+                total = graph.call_function(aten.add.Tensor, (results[key], node))
+                total.meta = {**node.meta, "backward": True}
+                results[key] = total
+    program.outputs = tuple(outputs)
+    program.output_node.args = (tuple(results.values()),)

@@ -1,0 +1,323 @@
+"""`parallelize`: a user's module as one that runs its placed program, for the user's own training loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from paceline.errors import PlanError
+from paceline.plan import Mesh, Plan
+from paceline.placement.placements import Placement
+from paceline.program.capture import Batch, batch_leaves
+from paceline.program.program import InputRole, OutputRole
+from paceline.program.random import is_random
+from paceline.runtime.executor import RankValues, local_piece
+from paceline.runtime.peers import Peers, connect, in_process
+from paceline.runtime.planning import Planner, Startup
+from paceline.runtime.state import LocalState, Shard
+from paceline.runtime.step import Step
+
+
+def parallelize(
+    module: nn.Module,
+    batch: Batch,
+    plan: Plan | None = None,
+    *,
+    devices: Sequence[torch.device | str] | None = None,
+    autocast: torch.dtype | None = None,
+) -> ParallelModule:
+    """Return `module` split over the ranks of a plan; training it equals training `module` serially.
+
+    A collective: every rank calls it with an equal module. The weights are those of rank 0.
+
+    Args:
+        module: called as `module(*batch)` or `module(**batch)`, returns a scalar loss or an object with `.loss`.
+        batch: an example of a global batch, a tuple or a dictionary.
+        plan: mesh and options; by default data parallelism over all ranks of `torch.distributed`.
+        devices: run all ranks in this process, spread over these devices, instead of one rank per process.
+        autocast: run the forward pass under autocast to this dtype.
+
+    Raises:
+        CaptureError: the module cannot be captured; the message shows the user's own line.
+        PlanError: the mesh does not fit the ranks, or the batch does not divide; the message says what would.
+    """
+    if plan is None:
+        size = dist.get_world_size() if dist.is_initialized() else len(devices or ()) or 1
+        plan = Plan(Mesh((("dp", size),)) if size > 1 else Mesh())
+    if devices is not None:
+        peers = in_process(plan.mesh, [torch.device(device) for device in devices])
+    else:
+        first = next(iter(module.parameters()), None)
+        device = first.device if first is not None else torch.device("cpu")
+        peers = connect(plan.mesh, device, compile=plan.compile)
+    planner = Planner(module, plan, peers, autocast)
+    step = planner.step(batch, training=True, split=True)
+    return ParallelModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers))
+
+
+class ParallelModule(nn.Module):
+    """A module that runs its placed program on the ranks of a mesh.
+
+    `parameters()` are the shards of the ranks in this process, under the user's own names (prefixed `rank0.`, `rank1.`,
+    ... when several ranks live here). Any `torch.optim` optimizer works on them.
+
+    Attributes:
+        plan: what is executed.
+        mesh: its axes.
+        ranks: the ranks of the mesh that live in this process.
+        input_shard: (index, count): which contiguous part of the batch `local` takes in this process.
+        last_weight: the weight of the mean that the last loss was (its number of samples or valid tokens).
+    """
+
+    def __init__(self, plan: Plan, planner: Planner, peers: Peers, state: LocalState) -> None:
+        super().__init__()
+        self.plan = plan
+        self.mesh = plan.mesh
+        self.ranks = peers.executor.ranks
+        self._peers = peers
+        self._planner = planner
+        self._state = state
+        self._prepared: dict[int, _Prepared] = {}
+        self._seed: int | None = None
+        self._calls = 0
+        self._base_seed = torch.tensor(torch.initial_seed() % (1 << 62), device=peers.devices[0])
+        peers.broadcast(self._base_seed)
+        self._last_weight: Tensor | float | None = None
+        if len(self.ranks) == 1:
+            for name, child in state.modules[0].named_children():
+                self.add_module(name, child)
+            for name, parameter in state.modules[0].named_parameters(recurse=False):
+                self.register_parameter(name, parameter)
+            for name, buffer in state.modules[0].named_buffers(recurse=False):
+                self.register_buffer(name, buffer)
+        else:
+            for rank, tree in zip(self.ranks, state.modules, strict=True):
+                self.add_module(f"rank{rank}", tree)
+
+    @property
+    def input_shard(self) -> tuple[int, int]:
+        """(index, count) of this process's part of a batch that is split."""
+        return (0, 1) if self._peers.alone else (self.ranks[0], self.mesh.size)
+
+    @property
+    def last_weight(self) -> float:
+        """The weight of the last loss; equal to what its sum was divided by.
+
+        Raises:
+            PlanError: the loss is no mean that could be read off the program.
+        """
+        if self._last_weight is None:
+            raise PlanError(
+                "this loss is not a mean that Paceline can read off the program (a cross-entropy, or the mean of a "
+                "tensor), so it cannot weight unequal micro-batches. Use one micro-batch and drop the last smaller "
+                "batch, or say that all micro-batches weigh the same (train.loss_weight: equal)."
+            )
+        return float(self._last_weight)
+
+    @property
+    def startups(self) -> list[Startup]:
+        """How long each step took to plan, in the order in which they were needed."""
+        return self._planner.startups
+
+    def seed(self, value: int) -> None:
+        """Set the seed of the random operators of the next call; equal on all ranks."""
+        self._seed = value
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the serial loss of a global batch, which every process is given whole."""
+        batch = _batch(args, kwargs)
+        step = self._planner.step(batch, training=self.training, split=True)
+        return self._run(step, [self._cut(step, batch, rank) for rank in self.ranks])
+
+    def local(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss of a global batch of which this process is given its part only; see `input_shard`."""
+        index, count = self.input_shard
+        if count == 1:
+            return self.forward(*args, **kwargs)
+        batch = _batch(args, kwargs)
+        step = self._planner.step(_grown(batch, count), training=self.training, split=True)
+        leaves = batch_leaves(batch)
+        names = [placed.item.name for placed in step.inputs if placed.item.role is InputRole.BATCH]
+        return self._run(step, [{name: leaves[name] for name in names}])
+
+    def whole(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss of a batch that is too small to divide: every rank computes all of it."""
+        batch = _batch(args, kwargs)
+        step = self._planner.step(batch, training=self.training, split=False)
+        return self._run(step, [self._cut(step, batch, rank) for rank in self.ranks])
+
+    def _cut(self, step: Step, batch: Batch, rank: int) -> dict[str, Tensor]:
+        leaves = batch_leaves(batch)
+        where = self._state.where(rank)
+        return {
+            placed.item.name: local_piece(leaves[placed.item.name], placed.placements, where)
+            for placed in step.inputs
+            if placed.item.role is InputRole.BATCH
+        }
+
+    def _run(self, step: Step, batches: list[dict[str, Tensor]]) -> Tensor:
+        prepared = self._prepare(step)
+        inputs: RankValues = [
+            [
+                batch[item.item.name].to(device) if item.item.role is InputRole.BATCH else pieces[item.item.name].detach()
+                for item in step.inputs
+            ]
+            for batch, pieces, device in zip(batches, self._state.pieces, self._peers.devices, strict=True)
+        ]
+        parameters = [pieces[name] for pieces in self._state.pieces for name in step.gradients]
+        seed = int(self._base_seed) + self._calls if self._seed is None else self._seed
+        self._seed, self._calls = None, self._calls + 1
+
+        def forward() -> RankValues:
+            with _seeded(seed) if prepared.random else contextlib.nullcontext():
+                results = prepared.forward(inputs)
+            self._keep(step, results)
+            return results
+
+        if torch.is_grad_enabled() and prepared.backward is not None:
+            loss: Tensor = _Differentiable.apply(forward, prepared.backward, len(step.outputs), *parameters)
+            return loss
+        with torch.no_grad():
+            return forward()[0][0]
+
+    def _prepare(self, step: Step) -> _Prepared:
+        if id(step) not in self._prepared:
+            executor = self._peers.executor
+            self._prepared[id(step)] = _Prepared(
+                executor.prepare(step.forward, step.constants),
+                None if step.backward is None else executor.prepare(step.backward, step.constants),
+                any(is_random(node) for node in step.forward.nodes),
+            )
+        return self._prepared[id(step)]
+
+    def _keep(self, step: Step, results: RankValues) -> None:
+        """Store changed buffers and the weight of the loss."""
+        self._last_weight = step.weight
+        for pieces, values in zip(self._state.pieces, results, strict=True):
+            for output, value in zip(step.outputs, values, strict=False):
+                if output.role is OutputRole.BUFFER:
+                    pieces[output.name].copy_(value)
+                elif output.role is OutputRole.WEIGHT:
+                    self._last_weight = value.detach()
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their global norm is at most `max_norm`; return the norm before. A collective."""
+        squares: dict[tuple[str, ...], list[Tensor]] = {}
+        for position, pieces in enumerate(self._state.pieces):
+            by_axes: dict[tuple[str, ...], list[Tensor]] = {}
+            for name, tensor in pieces.items():
+                if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
+                    by_axes.setdefault(self._state.sharded_axes(name), []).append(tensor.grad)
+            for axes, gradients in by_axes.items():
+                norms = torch._foreach_norm(gradients)
+                total = torch.stack([norm.double() for norm in norms]).square().sum()
+                squares.setdefault(axes, [torch.zeros((), dtype=torch.float64, device=total.device)] * len(self.ranks))
+                squares[axes][position] = total
+        totals = [self._peers.executor.sum(found, axes) for axes, found in sorted(squares.items())]
+        norms = [torch.stack([found[p] for found in totals]).sum().sqrt() for p in range(len(self.ranks))]
+        for norm, pieces in zip(norms, self._state.pieces, strict=True):
+            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            gradients = [p.grad for p in pieces.values() if isinstance(p, nn.Parameter) and p.grad is not None]
+            torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+        return norms[0].float()
+
+    def placements(self, name: str) -> tuple[Placement, ...]:
+        """Placement of a parameter or buffer along each mesh axis, outermost first."""
+        return self._state.placements(name)
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield every piece of every parameter and buffer in this process."""
+        return self._state.shards()
+
+    @property
+    def state_names(self) -> Mapping[str, str]:
+        """Every name of the user's `state_dict()`, and the name of the shards that hold it."""
+        return self._state.state_names
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return the user's `state_dict()` of whole tensors, on the CPU of every rank. A collective."""
+        return self._state.gathered()
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load whole tensors under the user's names, given on every rank.
+
+        Raises:
+            CheckpointError: names or shapes differ; nothing was changed.
+        """
+        self._state.load(state)
+
+
+class _Prepared:
+    """A step's graphs, ready to run in this process."""
+
+    def __init__(
+        self,
+        forward: Callable[[RankValues], RankValues],
+        backward: Callable[[RankValues], RankValues] | None,
+        random: bool,
+    ) -> None:
+        self.forward = forward
+        self.backward = backward
+        self.random = random
+
+
+class _Differentiable(torch.autograd.Function):
+    """Ties the forward and the backward graph of a step to autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[[], RankValues],
+        backward: Callable[[RankValues], RankValues],
+        outputs: int,
+        *parameters: Tensor,
+    ) -> Tensor:
+        results = run()
+        ctx.run_backward = backward
+        ctx.saved = [values[outputs:] for values in results]
+        loss = results[0][0]
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        saved, ctx.saved = ctx.saved, None
+        if saved is None:
+            raise RuntimeError("backward ran twice through one loss; call the module again, its values were freed")
+        (tangent,) = tangents
+        for values in saved:
+            device = values[0].device if values else tangent.device
+            values.append(tangent.to(device))
+        gradients = ctx.run_backward(saved)
+        return None, None, None, *(gradient for values in gradients for gradient in values)
+
+
+def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+    if args and kwargs:
+        raise PlanError("give the batch as positional or as keyword arguments, not both: programs name inputs by them.")
+    return kwargs if kwargs else args
+
+
+def _grown(batch: Batch, count: int) -> Any:
+    """Return a global batch (without data) of which `batch` is one of `count` parts."""
+
+    def grow(part: Tensor) -> Tensor:
+        if part.ndim == 0:
+            return part
+        return torch.empty((), dtype=part.dtype, device=part.device).expand(part.shape[0] * count, *part.shape[1:])
+
+    return pytree.tree_map_only(Tensor, grow, batch)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from generators seeded so, and leave the global ones as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,1 @@
+"""Passes from a placed program to the two graphs that run: recomputation, partition, collectives and their order."""

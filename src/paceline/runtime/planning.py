@@ -1,0 +1,105 @@
+"""Steps for a module, made when a batch of a new shape comes: captured, placed, scheduled, or read from the cache.
+
+Rank 0 plans and sends the others the result: equal optima and hash orders differ between processes, and two plans are a
+deadlock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from paceline.plan import Plan
+from paceline.placement.place import place
+from paceline.program.capture import Batch, capture
+from paceline.program.fingerprint import fingerprint
+from paceline.program.sources import source_hashes
+from paceline.runtime.peers import Peers, Stored
+from paceline.runtime.program_cache import ProgramCache, default_directory
+from paceline.runtime.step import Step, schedule
+from paceline.runtime.stored import step_from_json, step_to_json
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Startup:
+    """Seconds that a step took to make on this rank; capture and placement are zero where the cache had it."""
+
+    capture_s: float
+    place_s: float
+    total_s: float
+
+
+class Planner:
+    """Makes and remembers the steps of one module."""
+
+    def __init__(self, module: nn.Module, plan: Plan, peers: Peers, autocast: torch.dtype | None) -> None:
+        self._module = module
+        self._plan = plan
+        self._peers = peers
+        self._autocast = autocast
+        self._cache = ProgramCache(default_directory())
+        self._steps: dict[Any, Step] = {}
+        self._capture_s = self._place_s = 0.0
+        self.startups: list[Startup] = []
+
+    def step(self, batch: Batch, *, training: bool, split: bool) -> Step:
+        """Return the step for global batches like `batch`; a collective when it is new.
+
+        Raises:
+            CaptureError, PlanError, PlacementError: on every rank when rank 0 cannot plan it.
+        """
+        leaves, structure = pytree.tree_flatten(batch)
+        key = (tuple(_signature(leaf) for leaf in leaves), structure, training, split)
+        if key not in self._steps:
+            self._steps[key] = self._make(batch, training, split)
+        return self._steps[key]
+
+    def _make(self, batch: Batch, training: bool, split: bool) -> Step:
+        began = time.perf_counter()
+        data, constants = self._peers.from_leader(lambda: self._stored(batch, training, split))
+        # Every rank, rank 0 too, runs what was stored: there is one plan.
+        step = step_from_json(data, constants, fakes=self._plan.compile)
+        self.startups.append(Startup(self._capture_s, self._place_s, time.perf_counter() - began))
+        return step
+
+    def _stored(self, batch: Batch, training: bool, split: bool) -> Stored:
+        """Return the step as stored values, from the cache where it is there. Runs on rank 0 only."""
+        was_training = self._module.training
+        self._module.train(training)
+        try:
+            return self._from_cache(batch, split)
+        finally:
+            self._module.train(was_training)
+
+    def _from_cache(self, batch: Batch, split: bool) -> Stored:
+        extra = {"plan": self._plan.to_dict(), "split": split, "autocast": str(self._autocast)}
+        found = fingerprint(self._module, batch, extra) if self._cache.directory is not None else None
+        entry = self._cache.load(found.key) if found is not None else None
+        if entry is not None:
+            self._capture_s = self._place_s = 0.0
+            return entry.data, entry.constants
+        began = time.perf_counter()
+        program = capture(self._module, batch, autocast=self._autocast)
+        captured = time.perf_counter()
+        step = schedule(place(program, self._plan.mesh, split_batch=split), self._plan)
+        self._capture_s, self._place_s = captured - began, time.perf_counter() - captured
+        if step.unknown_operators:
+            _log.warning("no rule for %s: every rank computes them whole", ", ".join(step.unknown_operators))
+        data = step_to_json(step)
+        if found is not None:
+            self._cache.store(found.key, data, step.constants, source_hashes(found.packages))
+        return data, step.constants
+
+
+def _signature(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.dtype, leaf.device
+    return type(leaf), repr(leaf)

@@ -1,0 +1,167 @@
+"""The local state of a module's ranks: shards of its parameters and buffers under the user's own names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import CheckpointError, nearest
+from paceline.plan import Mesh
+from paceline.placement.pieces import join
+from paceline.placement.placements import REPLICATE, Placement, Shape, Shard as ShardPlacement
+from paceline.program.program import InputRole
+from paceline.runtime.executor import local_piece
+from paceline.runtime.peers import Peers
+from paceline.runtime.step import PlacedInput, Step
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A piece of a parameter or buffer that lives in this process.
+
+    Attributes:
+        name: the user's own name; tied tensors appear once, under their first name.
+        rank: mesh rank that holds the piece.
+        tensor: the piece itself, not a copy.
+        is_parameter: parameter or buffer.
+        shape: global shape.
+        offset: where the piece begins in the global tensor.
+        owner: True on exactly one rank per distinct piece: the one to save it.
+    """
+
+    name: str
+    rank: int
+    tensor: Tensor
+    is_parameter: bool
+    shape: Shape
+    offset: Shape
+    owner: bool
+
+
+class LocalState:
+    """Parameters and buffers of the ranks in this process, cut from a module on rank 0.
+
+    `modules` holds, for each rank here, a tree of plain modules shaped like the user's, with the local pieces.
+    """
+
+    def __init__(self, module: nn.Module, step: Step, mesh: Mesh, peers: Peers) -> None:
+        self._mesh = mesh
+        self._peers = peers
+        self._placed = {
+            placed.item.name: placed
+            for placed in step.inputs
+            if placed.item.role in (InputRole.PARAMETER, InputRole.BUFFER)
+        }
+        self._aliases = step.aliases
+        self.state_names = {name: step.aliases.get(name, name) for name in module.state_dict(keep_vars=True)}
+        self.pieces: list[dict[str, Tensor]] = [{} for _ in peers.executor.ranks]
+        self.modules = [_Tree() for _ in peers.executor.ranks]
+        self._cut(module)
+
+    def _cut(self, module: nn.Module) -> None:
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, tensor in tensors.items():
+            whole = tensor.detach()
+            self._peers.broadcast(whole)
+            for position, rank in enumerate(self._peers.executor.ranks):
+                piece = local_piece(whole, self._placed[name].placements, self.where(rank))
+                piece = piece.to(self._peers.devices[position])
+                if piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                    piece = piece.clone()
+                if isinstance(tensor, nn.Parameter):
+                    piece = nn.Parameter(piece, requires_grad=tensor.requires_grad)
+                self.pieces[position][name] = piece
+        every = [*self.pieces[0], *self._aliases]
+        for tree, pieces in zip(self.modules, self.pieces, strict=True):
+            for name in every:
+                tree.hold(name, pieces[self._aliases.get(name, name)])
+
+    def where(self, rank: int) -> list[tuple[int, int]]:
+        """Return (index, ranks) of a rank along each axis, outermost first."""
+        return [(index, self._mesh[axis]) for axis, index in self._mesh.coordinate(rank).items()]
+
+    def placements(self, name: str) -> tuple[Placement, ...]:
+        """Placement of a parameter or buffer along each axis, outermost first."""
+        return self._placed[name].placements
+
+    def sharded_axes(self, name: str) -> tuple[str, ...]:
+        """The axes along which a parameter is split."""
+        pairs = zip(self._mesh.names, self._placed[name].placements, strict=True)
+        return tuple(axis for axis, placement in pairs if placement != REPLICATE)
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield every piece of every rank here."""
+        for rank, pieces in zip(self._peers.executor.ranks, self.pieces, strict=True):
+            for name, tensor in pieces.items():
+                placed = self._placed[name]
+                offset, owner = self._position(placed, rank)
+                yield Shard(name, rank, tensor, isinstance(tensor, nn.Parameter), placed.shape, offset, owner)
+
+    def _position(self, placed: PlacedInput, rank: int) -> tuple[Shape, bool]:
+        offset = [0] * len(placed.shape)
+        extent = list(placed.shape)
+        owner = True
+        for placement, (index, parts) in zip(placed.placements, self.where(rank), strict=True):
+            if isinstance(placement, ShardPlacement):
+                assert placement.blocks == 1, "parameters are split into contiguous pieces"
+                extent[placement.dim] //= parts
+                offset[placement.dim] += index * extent[placement.dim]
+            else:
+                owner = owner and index == 0
+        return tuple(offset), owner
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Return whole tensors on the CPU under all names of the user's `state_dict()`; a collective."""
+        whole: dict[str, Tensor] = {}
+        for name in dict.fromkeys(self.state_names.values()):
+            whole[name] = self._gather(name).cpu()
+        return {name: whole[original] for name, original in self.state_names.items()}
+
+    def _gather(self, name: str) -> Tensor:
+        values = [pieces[name].detach() for pieces in self.pieces]
+        placements = list(zip(self._mesh.names, self._placed[name].placements, strict=True))
+        for axis, placement in reversed(placements):
+            if placement != REPLICATE:
+                values = [join(found, placement) for found in self._peers.executor.gather(values, axis)]
+        return values[0].clone() if values[0].data_ptr() == self.pieces[0][name].data_ptr() else values[0]
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy whole tensors, given on every rank, into the pieces.
+
+        Raises:
+            CheckpointError: names or shapes differ; nothing was changed.
+        """
+        wrong = [f"missing: {name}" for name in self.state_names if name not in state]
+        wrong += [
+            f"unexpected: {name}.{nearest(name, self.state_names)}" for name in state if name not in self.state_names
+        ]
+        for name in self.state_names.keys() & state.keys():
+            shape = self._placed[self.state_names[name]].shape
+            if tuple(state[name].shape) != shape:
+                wrong.append(f"{name} has shape {tuple(state[name].shape)}, the module has {shape}")
+        if wrong:
+            raise CheckpointError("the state does not fit the module:\n  " + "\n  ".join(sorted(wrong)[:20]))
+        with torch.no_grad():
+            for name, original in self.state_names.items():
+                for rank, pieces in zip(self._peers.executor.ranks, self.pieces, strict=True):
+                    placements = self._placed[original].placements
+                    pieces[original].copy_(local_piece(state[name], placements, self.where(rank)))
+
+
+class _Tree(nn.Module):
+    """A module without a forward pass that only holds tensors under dotted names."""
+
+    def hold(self, name: str, tensor: Tensor) -> None:
+        *path, leaf = name.split(".")
+        here: nn.Module = self
+        for part in path:
+            if part not in here._modules:
+                here.add_module(part, _Tree())
+            here = here.get_submodule(part)
+        if isinstance(tensor, nn.Parameter):
+            here.register_parameter(leaf, tensor)
+        else:
+            here.register_buffer(leaf, tensor)
