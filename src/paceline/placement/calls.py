@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from paceline.placement.placements import Shape
 from paceline.placement.rules.rule import Call, Input
 
 
-class Ref(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ref:
     """A tensor in a graph: the node that makes it and which of the node's results it is."""
 
     node: Node

@@ -6,14 +6,13 @@ Both are found by passing splits along the rules, forwards and backwards, until 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 from torch.fx import Node
 
-from paceline.placement.calls import Ref
+from paceline.placement.calls import Ref, results
 from paceline.placement.placements import Shard, divides
 from paceline.placement.problem import Problem
-from paceline.placement.rules import AxisRule, MapRule
+from paceline.placement.strategies import implied, seeds
 
 _MOST_BLOCKS = 6
 """Block counts kept per dimension; fused projections need a few, more only slow the solver down."""
@@ -51,50 +50,20 @@ class Candidates:
         return True
 
     def _spread(self, node: Node) -> bool:
-        rule = self._problem.rules[node]
-        if isinstance(rule, MapRule):
-            return self._spread_map(node, rule)
-        return self._spread_axes(node, rule)
-
-    def _spread_map(self, node: Node, rule: MapRule) -> bool:
-        source, outputs = self._problem.inputs[node][0], self._problem.outputs(node)
-        grown = False
-        for shard in self.of(source):
-            image = rule.forward(shard, self._problem.parts)
-            if isinstance(image, Shard):
-                grown |= any([self._add(ref, image) for ref in outputs])
-        for ref in outputs:
+        """Carry the splits of each tensor of a call to its other tensors."""
+        call, rule, parts = self._problem.calls[node], self._problem.rules[node], self._problem.parts
+        tensors = tensors_of(self._problem, node)
+        grown = any([self._add(tensors[slot], shard) for slot, shard in seeds(call, rule, parts)])
+        for slot, ref in enumerate(tensors):
             for shard in self.of(ref):
-                image = rule.backward(shard, self._problem.parts)
-                if isinstance(image, Shard):
-                    grown |= self._add(source, image)
-        return grown
-
-    def _spread_axes(self, node: Node, rule: AxisRule) -> bool:
-        parts = self._problem.parts
-        outputs = self._problem.outputs(node)
-        bound: dict[object, list[tuple[Ref, int]]] = defaultdict(list)
-        for ref, labels in _labelled(self._problem, node, rule):
-            for dim, label in enumerate(labels):
-                if label in rule.split:
-                    bound[label].append((ref, dim))
-        grown = False
-        for places in bound.values():
-            every = sorted({b for ref, dim in places for b in self._blocks[ref].get(dim, ())})
-            for blocks in every if len(places) > 1 else ():
-                if all(divides(ref.shape, Shard(dim, blocks), parts) for ref, dim in places):
-                    grown |= any([self._add(ref, Shard(dim, blocks)) for ref, dim in places])
-        for strategy in rule.extra:
-            pairs = [*zip(self._problem.inputs[node], strategy.inputs, strict=True)]
-            pairs += [(ref, strategy.outputs[ref.index]) for ref in outputs]
-            grown |= any([self._add(ref, p) for ref, p in pairs if isinstance(p, Shard)])
+                for other, image in implied(call, rule, slot, shard, parts):
+                    grown |= self._add(tensors[other], image)
         return grown
 
 
-def _labelled(problem: Problem, node: Node, rule: AxisRule) -> Iterable[tuple[Ref, tuple[object, ...]]]:
-    yield from zip(problem.inputs[node], rule.inputs, strict=True)
-    for ref in problem.outputs(node):
-        yield ref, rule.outputs[ref.index]
+def tensors_of(problem: Problem, node: Node) -> list[Ref]:
+    """The tensors of a call, numbered as strategies number them: inputs first, then outputs."""
+    return [*problem.inputs[node], *(Ref(node, index) for index in range(len(results(node))))]
 
 
 def descendants(problem: Problem, candidates: Candidates, seeds: dict[Node, int]) -> dict[Ref, set[int]]:
@@ -105,20 +74,12 @@ def descendants(problem: Problem, candidates: Candidates, seeds: dict[Node, int]
     for node in problem.nodes:
         if node.op != "call_function":
             continue
-        rule, inputs = problem.rules[node], problem.inputs[node]
-        if isinstance(rule, MapRule):
-            for shard in candidates.of(inputs[0]):
-                image = rule.forward(shard, problem.parts) if shard.dim in marked[inputs[0]] else None
-                if isinstance(image, Shard):
-                    for ref in problem.outputs(node):
-                        marked[ref].add(image.dim)
-        else:
-            labels = {
-                label
-                for ref, axes in zip(inputs, rule.inputs, strict=True)
-                for dim, label in enumerate(axes)
-                if label is not None and dim in marked[ref]
-            }
-            for ref in problem.outputs(node):
-                marked[ref] |= {dim for dim, label in enumerate(rule.outputs[ref.index]) if label in labels}
+        call, rule = problem.calls[node], problem.rules[node]
+        tensors, inputs = tensors_of(problem, node), len(problem.inputs[node])
+        for slot in range(inputs):
+            for shard in candidates.of(tensors[slot]) if marked[tensors[slot]] else ():
+                if shard.dim in marked[tensors[slot]]:
+                    for other, image in implied(call, rule, slot, shard, problem.parts):
+                        if other >= inputs:
+                            marked[tensors[other]].add(image.dim)
     return marked

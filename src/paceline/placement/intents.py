@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.errors import PlanError
-from paceline.plan import Axis, Mesh
 from paceline.placement.placements import REPLICATE, Placement, Shard
+from paceline.plan import Axis, Mesh
 from paceline.program.program import Input, InputRole
 
 

@@ -90,14 +90,15 @@ class _Lowering:
     def _better_at_root(self, root: Ref) -> bool:
         """Whether to replicate the root of a chain and view the whole, rather than replicate its views.
 
-        So it is for parameters, whose pieces are contiguous, and for small tensors, where one collective serves all views.
+        So it is for parameters, whose pieces are contiguous, and for small tensors: one collective serves all views.
         """
         item = self.problem.input_of.get(root.node)
         is_parameter = item is not None and item.role is InputRole.PARAMETER
         return is_parameter or REPLICATE in self.have[root] or root.bytes <= _SMALL_BYTES
 
     def _redistribute(self, node: Node, source: Placement, target: Placement, ref: Ref) -> Node:
-        new = self.graph.call_function(redistribute, (node, source, target, self.problem.axis, self.problem.parts))
+        arguments: tuple[Any, ...] = (node, source, target, self.problem.axis, self.problem.parts)
+        new = self.graph.call_function(redistribute, arguments)
         assert self.reading is not None
         backward = self.reading.op == "output" or bool(self.reading.meta.get("backward"))
         if self.reading.op == "output":
@@ -162,16 +163,18 @@ class _Lowering:
                 return [substitute(item) for item in value]
             return value
 
+        args: tuple[Any, ...]
+        kwargs: dict[str, Any] = {}
         if is_redistribution(node):
-            _, *rest = node.args
-            args, kwargs = (next(reads), *rest), {}
+            args = (next(reads), *node.args[1:])
         else:
             call = self.problem.calls[node]
             named = {name: substitute(value) for name, value in arguments_by_name(node).items()}
             named |= localize(dict(call.arguments), strategy, self.problem.parts)
             args, kwargs = _arrange(node, named)
         # Pieces need not have the strides of the whole, on which `view` depends.
-        target = aten.reshape.default if node.target in (aten.view.default, aten._unsafe_view.default) else node.target
+        views = (aten.view.default, aten._unsafe_view.default)
+        target: Any = aten.reshape.default if node.target in views else node.target
         new = self.graph.call_function(target, args, kwargs)
         new.meta = {**node.meta, "val": self._evaluate(new, node, strategy)}
         for index, old in enumerate(results(node)):
@@ -210,7 +213,8 @@ class _Lowering:
 def _arrange(node: Node, named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Order arguments by schema: positional ones as a tuple, keyword-only ones as a dictionary."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    args, kwargs = [], {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     for argument in node.target._schema.arguments:
         if argument.name not in named:
             continue

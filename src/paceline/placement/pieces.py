@@ -13,7 +13,7 @@ from paceline.placement.placements import Partial, Placement, Replicate, Shard, 
 
 
 def split_view(tensor: Tensor, placement: Shard, parts: int) -> Tensor:
-    """View a global tensor as [outer * blocks, parts, rest]; index `r` of the middle dimension is the piece of rank `r`."""
+    """View a global tensor as [outer * blocks, parts, rest]; the middle index is the rank that owns an element."""
     shape = tensor.shape
     outer = prod(shape[: placement.dim]) * placement.blocks
     return tensor.reshape(outer, parts, tensor.numel() // (outer * parts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.plan import Axis, Mesh
 from paceline.placement.costs import Costs
 from paceline.placement.intents import check_batch, intent_of
 from paceline.placement.lowering import lower
@@ -12,6 +11,7 @@ from paceline.placement.options import options
 from paceline.placement.placements import Placement, Shape, global_shape
 from paceline.placement.problem import Problem
 from paceline.placement.solver import solve
+from paceline.plan import Axis, Mesh
 from paceline.program.program import Input, InputRole, Program
 
 

@@ -2,8 +2,8 @@
 
 Binary variables choose the strategy of each class of equal nodes. Between a tensor's producer and each consumer a
 continuous flow leads from the placement that is made to the one that is read; its marginals equal the choices, so only
-strategies are binary. Conversions of one tensor to one placement are shared by all its readers and paid once. Structural
-operators are folded into their producers. Solved by HiGHS through SciPy.
+strategies are binary. Conversions of one tensor to one placement are shared by all its readers and paid once.
+Structural operators are folded into their producers. Solved by HiGHS through SciPy.
 """
 
 from __future__ import annotations

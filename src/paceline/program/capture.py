@@ -43,6 +43,7 @@ class LossOf(nn.Module):
         self.autocast = autocast
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the module and take its loss."""
         if self.autocast is None:
             return loss_of(self.module(*args, **kwargs))
         device = next(self.module.parameters()).device.type

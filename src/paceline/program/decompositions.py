@@ -41,7 +41,7 @@ def _nll_forward_of(
         x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
     ) -> tuple[Tensor, Tensor]:
         if reduction != _MEAN:
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]  # torch's word for: leave it whole
         total, _ = operator(x, target, weight, _SUM, ignore_index)
         count = _valid_weight(x, target, weight, ignore_index)
         return (total / count).to(x.dtype), count
@@ -60,7 +60,7 @@ def _nll_backward_of(operator: Any) -> Callable[..., Tensor]:
         total_weight: Tensor,
     ) -> Tensor:
         if reduction != _MEAN:
-            return NotImplemented  # type: ignore[no-any-return]
+            return NotImplemented  # type: ignore[no-any-return]  # torch's word for: leave it whole
         scaled = (grad / total_weight).to(grad.dtype)
         unused = total_weight.to(x.dtype)
         return operator(scaled, x, target, weight, _SUM, ignore_index, unused)  # type: ignore[no-any-return]
@@ -73,7 +73,8 @@ def _mean_dim(x: Tensor, dim: list[int] | None, keepdim: bool = False, *, dtype:
     dims = [d % x.ndim for d in dim] if dim else list(range(x.ndim))
     count = prod(x.shape[d] for d in dims)
     total = aten.sum.dim_IntList(x, dims, keepdim, dtype=_accumulation_dtype(result))
-    return (total * (1.0 / count)).to(result)
+    mean: Tensor = (total * (1.0 / count)).to(result)
+    return mean
 
 
 def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -82,7 +83,7 @@ def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p in (0.0, 1.0):
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]  # torch's word for: leave it whole
     ones = torch.ones(x.shape, dtype=x.dtype, device=x.device)
     keep = aten.bernoulli.p(ones, 1.0 - p)  # on the CPU exactly eager's draw
     return x * keep * (1.0 / (1.0 - p)), keep.to(torch.bool)

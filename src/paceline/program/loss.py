@@ -1,8 +1,8 @@
 """What kind of mean the loss is.
 
-Micro-batches with unequal numbers of valid tokens add up to the gradient of the full batch only when each is weighted by
-what its loss was divided by. That weight is read off the captured graph: the count of a cross-entropy, or the number of
-elements of a mean. Nothing is guessed: a loss of another form has no weight.
+Micro-batches with unequal numbers of valid tokens add up to the gradient of the full batch only when each is weighted
+by what its loss was divided by. That weight is read off the captured graph: the count of a cross-entropy, or the number
+of elements of a mean. Nothing is guessed: a loss of another form has no weight.
 """
 
 from __future__ import annotations

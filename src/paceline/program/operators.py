@@ -16,17 +16,20 @@ the forward pass and one in the backward pass. The elementwise parts stay fused.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-_LIBRARY = torch.library.Library("paceline", "DEF")
+_LIBRARY: Any = torch.library.Library("paceline", "DEF")  # type: ignore[no-untyped-call]  # untyped in torch
 _LIBRARY.define("batch_norm_sums(Tensor x, Tensor shift) -> Tensor")
 _LIBRARY.define("batch_norm_statistics(Tensor sums, Tensor shift, int count, float eps) -> (Tensor, Tensor, Tensor)")
 _LIBRARY.define("batch_norm_apply(Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias) -> Tensor")
 _LIBRARY.define("batch_norm_grad_sums(Tensor g, Tensor x, Tensor mean, Tensor rstd) -> Tensor")
 _LIBRARY.define(
-    "batch_norm_input_grad(Tensor g, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor sums, int count) -> Tensor"
+    "batch_norm_input_grad(Tensor g, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor sums, int count)"
+    " -> Tensor"
 )
 
 
@@ -52,9 +55,10 @@ def _statistics(sums: Tensor, shift: Tensor, count: int, eps: float) -> tuple[Te
 
 
 def _affine(x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    """x * scale + offset per channel; torch's batch norm in evaluation is one fused pass over memory."""
+    """X * scale + offset per channel; torch's batch norm in evaluation is one fused pass over memory."""
     zero, one = torch.zeros_like(scale), torch.ones_like(scale)
-    return aten.native_batch_norm(x, scale, offset, zero, one, False, 0.0, 0.0)[0]
+    normalised: Tensor = aten.native_batch_norm(x, scale, offset, zero, one, False, 0.0, 0.0)[0]
+    return normalised
 
 
 def _apply(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -76,7 +76,8 @@ class Program:
     @property
     def output_node(self) -> Node:
         """The single output node."""
-        return next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        node: Node = next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        return node
 
     @property
     def results(self) -> list[Node]:

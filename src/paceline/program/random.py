@@ -18,5 +18,5 @@ def is_random(node: Node) -> bool:
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return given != 0.0
+            return bool(given != 0.0)
     return True

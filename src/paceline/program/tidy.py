@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from paceline.program.program import Input, InputRole, OutputRole, Program
+from paceline.program.program import Input, InputRole, Output, OutputRole, Program
 
 aten = torch.ops.aten
 _IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default}
@@ -48,18 +48,15 @@ def merge_tied_inputs(program: Program, module: nn.Module) -> None:
             graph.erase_node(node)
             del node_of[item]
     program.inputs = tuple(node_of)
-    results: dict[tuple[OutputRole, str], Node] = {}
-    outputs = []
+    results: dict[Output, Node] = {}
     with graph.inserting_before(program.output_node):
-        for item, node in zip(program.outputs, program.results, strict=True):
-            name = aliases.get(item.name, item.name)
-            key = (item.role, name)
-            if key not in results:
-                results[key] = node
-                outputs.append(type(item)(item.role, name))
-            elif item.role is OutputRole.GRADIENT:
-                total = graph.call_function(aten.add.Tensor, (results[key], node))
+        for output, node in zip(program.outputs, program.results, strict=True):
+            merged = Output(output.role, aliases.get(output.name, output.name))
+            if merged not in results:
+                results[merged] = node
+            elif merged.role is OutputRole.GRADIENT:
+                total = graph.call_function(aten.add.Tensor, (results[merged], node))
                 total.meta = {**node.meta, "backward": True}
-                results[key] = total
-    program.outputs = tuple(outputs)
+                results[merged] = total
+    program.outputs = tuple(results)
     program.output_node.args = (tuple(results.values()),)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 
-from paceline.plan import Mesh
 from paceline.placement.pieces import take
 from paceline.placement.placements import Placement, Shard
+from paceline.plan import Mesh
 from paceline.runtime import collectives
 
 aten = torch.ops.aten
@@ -104,7 +104,7 @@ class _FreeingCodeGen(CodeGen):
 def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup], *, in_place: bool) -> GraphModule:
     """Return a module of ATen operators and functional collectives only, for one rank."""
     bound = Graph()
-    bound.output(bound.graph_copy(graph, {}))  # type: ignore[arg-type]
+    bound.output(bound.graph_copy(graph, {}))
     root = nn.Module()
     for name, constant in constants.items():
         root.register_buffer(name, constant, persistent=False)
@@ -137,7 +137,8 @@ def _bind_all_gather(graph: Graph, node: Node, groups: dict[str, AxisGroup], _: 
 
 def _bind_all_to_all(graph: Graph, node: Node, groups: dict[str, AxisGroup], _: bool) -> Node:
     x, axis, parts = node.args
-    rows = [1] * int(parts)  # type: ignore[call-overload]
+    assert isinstance(parts, int)
+    rows = [1] * parts
     return graph.call_function(c10d.all_to_all_single.default, (x, rows, rows, groups[str(axis)].name))
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from paceline.plan import Mesh
 from paceline.placement.pieces import take
+from paceline.plan import Mesh
 from paceline.program.random import is_random
 from paceline.runtime import collectives
 from paceline.runtime.executor import RankValues
@@ -47,7 +47,8 @@ class InProcessExecutor:
                 elif node.op == "get_attr":
                     environment[node] = per_rank[str(node.target)]
                 elif node.op == "output":
-                    return [list(map_arg(node.args[0], lambda n, r=r: environment[n][r])) for r in self.ranks]
+                    columns = [environment[value] for value in node.args[0]]
+                    return [[column[rank] for column in columns] for rank in self.ranks]
                 else:
                     environment[node] = self._call(node, environment)
                 for dead in last_use.get(node, ()):

@@ -12,8 +12,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from paceline.errors import PlanError
-from paceline.plan import Mesh, Plan
 from paceline.placement.placements import Placement
+from paceline.plan import Mesh, Plan
 from paceline.program.capture import Batch, batch_leaves
 from paceline.program.program import InputRole, OutputRole
 from paceline.program.random import is_random
@@ -165,7 +165,9 @@ class ParallelModule(nn.Module):
         prepared = self._prepare(step)
         inputs: RankValues = [
             [
-                batch[item.item.name].to(device) if item.item.role is InputRole.BATCH else pieces[item.item.name].detach()
+                batch[item.item.name].to(device)
+                if item.item.role is InputRole.BATCH
+                else pieces[item.item.name].detach()
                 for item in step.inputs
             ]
             for batch, pieces, device in zip(batches, self._state.pieces, self._peers.devices, strict=True)

@@ -15,8 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from paceline.plan import Plan
 from paceline.placement.place import place
+from paceline.plan import Plan
 from paceline.program.capture import Batch, capture
 from paceline.program.fingerprint import fingerprint
 from paceline.program.sources import source_hashes

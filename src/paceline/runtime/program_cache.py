@@ -239,6 +239,8 @@ def _unpack(content: bytes) -> tuple[Entry, dict[str, str]]:
 def _dense_copy(tensor: Tensor) -> Tensor:
     if type(tensor) is not Tensor or tensor.is_meta:
         raise TypeError(f"a constant is a {type(tensor).__name__} without values that can be written")
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError("a constant is an expanded tensor, whose elements share memory")
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 

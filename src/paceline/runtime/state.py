@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CheckpointError, nearest
-from paceline.plan import Mesh
 from paceline.placement.pieces import join
-from paceline.placement.placements import REPLICATE, Placement, Shape, Shard as ShardPlacement
+from paceline.placement.placements import REPLICATE, Placement, Shape
+from paceline.placement.placements import Shard as ShardPlacement
+from paceline.plan import Mesh
 from paceline.program.program import InputRole
 from paceline.runtime.executor import local_piece
 from paceline.runtime.peers import Peers

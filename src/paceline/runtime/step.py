@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.fx import Graph
 
-from paceline.plan import Mesh, Plan
 from paceline.placement.place import PlacedProgram
 from paceline.placement.placements import Placement, Shape
+from paceline.plan import Mesh, Plan
 from paceline.program.program import Input, InputRole, Output
 from paceline.runtime.passes.communicate import communicate
 from paceline.runtime.passes.partition import partition

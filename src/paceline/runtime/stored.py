@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.plan import Mesh
 from paceline.placement.placements import Partial, Replicate, Shard, parse_placement
+from paceline.plan import Mesh
 from paceline.program.fake import fake_mode
 from paceline.program.program import Input, InputRole, Output, OutputRole
 from paceline.program.serialize import Codec, Json, graph_from_json, graph_to_json
@@ -17,9 +17,7 @@ from paceline.runtime.collectives import FUNCTIONS
 from paceline.runtime.step import PlacedInput, Step
 
 _META = ("backward", "module")
-_CODECS = {
-    kind.__name__.lower(): Codec(kind, str, parse_placement) for kind in (Replicate, Partial, Shard)
-}
+_CODECS = {kind.__name__.lower(): Codec(kind, str, parse_placement) for kind in (Replicate, Partial, Shard)}
 
 
 def step_to_json(step: Step) -> dict[str, Json]:

@@ -1,8 +1,8 @@
 """Redistributions become packing, a started collective, a wait, and unpacking.
 
-A collective starts as soon as its input exists and is waited for just before its result is read. Reductions of gradients
-and gatherings of parameters are merged into buckets; gatherings start one bucket ahead of their use, so that at most two
-buckets of whole parameters are in flight.
+A collective starts as soon as its input exists and is waited for just before its result is read. Reductions of
+gradients and gatherings of parameters are merged into buckets; gatherings start one bucket ahead of their use, so that
+at most two buckets of whole parameters are in flight.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _groups(graph: Graph, bucket_bytes: int) -> list[_Group]:
     groups: list[_Group] = []
     from_inputs = _made_from_inputs(graph)
     nodes = [node for node in graph.nodes if is_redistribution(node)]
-    for node in sorted(nodes, key=lambda n: order[n.args[0]]):  # type: ignore[index]
+    for node in sorted(nodes, key=lambda n: order[n.args[0]]):
         _, source, target, _, _ = redistribution_of(node)
         kind = collective_of(source, target)
         if bucket_bytes and kind in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER) and _only_for_output(node):
@@ -82,7 +82,7 @@ def _groups(graph: Graph, bucket_bytes: int) -> list[_Group]:
         if kind is Collective.ALL_GATHER and isinstance(target, Replicate) and node.args[0] in from_inputs:
             gathers.add(kind, node)
     groups += [_Group(kind, found, bucketed=True) for kind, found in gradients.closed()]
-    groups.sort(key=lambda group: max(order[node.args[0]] for node in group.nodes))  # type: ignore[index]
+    groups.sort(key=lambda group: max(order[node.args[0]] for node in group.nodes))
     ahead = [_Group(kind, found, prefetch=True, bucketed=True) for kind, found in gathers.closed()]
     return ahead + groups
 
@@ -116,8 +116,8 @@ def _depth(node: Node) -> int:
 
 def _bytes(node: Node) -> int:
     value = node.meta["val"]
-    source = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return max(value.numel(), source.numel()) * int(value.element_size())
+    source = redistribution_of(node)[0].meta["val"]
+    return int(max(value.numel(), source.numel()) * value.element_size())
 
 
 def _only_for_output(node: Node) -> bool:

@@ -40,28 +40,28 @@ def partition(program: Program) -> Partition:
             inputs.append(node)
             forward_inputs.append(item)
     results = dict(zip(program.outputs, program.results, strict=True))
-    forward_outputs = [item for item in program.outputs if item.role is not OutputRole.GRADIENT]
-    gradients = [item for item in program.outputs if item.role is OutputRole.GRADIENT]
+    forward_outputs = [output for output in program.outputs if output.role is not OutputRole.GRADIENT]
+    gradients = [output for output in program.outputs if output.role is OutputRole.GRADIENT]
     # A value that an output of the forward pass depends on is computed there, whatever pass it was traced in.
-    for item in forward_outputs:
-        _pull_forward(results[item], is_backward)
+    for output in forward_outputs:
+        _pull_forward(results[output], is_backward)
     saved: dict[Node, None] = {}
     for node in graph.nodes:
         if node.op != "output" and is_backward[node]:
             saved.update((source, None) for source in node.all_input_nodes if not is_backward[source])
-    saved.update((results[item], None) for item in gradients if not is_backward[results[item]])
+    saved.update((results[output], None) for output in gradients if not is_backward[results[output]])
     forward = _extract(graph, inputs, [node for node in graph.nodes if not is_backward.get(node, True)])
-    forward.finish([results[item] for item in forward_outputs] + list(saved))
+    forward.finish([results[output] for output in forward_outputs] + list(saved))
     backward = None
     if program.training:
         backward = _extract(graph, [*saved, *tangents], [node for node in graph.nodes if is_backward.get(node)])
-        backward.finish([results[item] for item in gradients])
+        backward.finish([results[output] for output in gradients])
     return Partition(
         forward.graph,
         None if backward is None else backward.graph,
         tuple(forward_inputs),
         tuple(forward_outputs),
-        tuple(item.name for item in gradients),
+        tuple(output.name for output in gradients),
     )
 
 
