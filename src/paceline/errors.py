@@ -32,6 +32,10 @@ class SerializationError(PacelineError):
     """A program that cannot be written to disk, or a stored one that cannot be read."""
 
 
+class FingerprintError(PacelineError):
+    """Something a program depends on has no hash that is the same in every process: the program is not cached."""
+
+
 class RecipeError(PacelineError):
     """A recipe, an override or a factory that cannot be used."""
 

@@ -58,7 +58,7 @@ class ProcessExecutor:
     """One rank in this process; collectives run on `torch.distributed` (Gloo on CPUs, NCCL on GPUs)."""
 
     def __init__(self, rank: int, groups: dict[str, AxisGroup], *, mesh: Mesh, compile: bool = False) -> None:
-        self.ranks = (rank,)
+        self.ranks: tuple[int, ...] = (rank,)
         self._groups = groups
         self._mesh = mesh
         self._compile = compile

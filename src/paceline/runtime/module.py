@@ -137,7 +137,7 @@ class ParallelModule(nn.Module):
 
     def local(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of a global batch of which this process is given its part only; see `input_shard`."""
-        index, count = self.input_shard
+        _, count = self.input_shard
         if count == 1:
             return self.forward(*args, **kwargs)
         batch = _batch(args, kwargs)
@@ -163,15 +163,10 @@ class ParallelModule(nn.Module):
 
     def _run(self, step: Step, batches: list[dict[str, Tensor]]) -> Tensor:
         prepared = self._prepare(step)
-        inputs: RankValues = [
-            [
-                batch[item.item.name].to(device)
-                if item.item.role is InputRole.BATCH
-                else pieces[item.item.name].detach()
-                for item in step.inputs
-            ]
-            for batch, pieces, device in zip(batches, self._state.pieces, self._peers.devices, strict=True)
-        ]
+        inputs: RankValues = []
+        for batch, pieces, device in zip(batches, self._state.pieces, self._peers.devices, strict=True):
+            named = {**pieces, **{name: value.to(device) for name, value in batch.items()}}
+            inputs.append([named[placed.item.name].detach() for placed in step.inputs])
         parameters = [pieces[name] for pieces in self._state.pieces for name in step.gradients]
         seed = int(self._base_seed) + self._calls if self._seed is None else self._seed
         self._seed, self._calls = None, self._calls + 1
@@ -183,7 +178,8 @@ class ParallelModule(nn.Module):
             return results
 
         if torch.is_grad_enabled() and prepared.backward is not None:
-            loss: Tensor = _Differentiable.apply(forward, prepared.backward, len(step.outputs), *parameters)
+            outputs = len(step.outputs)
+            loss: Tensor = _Differentiable.apply(forward, prepared.backward, outputs, *parameters)  # type: ignore[no-untyped-call]
             return loss
         with torch.no_grad():
             return forward()[0][0]
@@ -218,8 +214,7 @@ class ParallelModule(nn.Module):
                 if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
                     by_axes.setdefault(self._state.sharded_axes(name), []).append(tensor.grad)
             for axes, gradients in by_axes.items():
-                norms = torch._foreach_norm(gradients)
-                total = torch.stack([norm.double() for norm in norms]).square().sum()
+                total = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).square().sum()
                 squares.setdefault(axes, [torch.zeros((), dtype=torch.float64, device=total.device)] * len(self.ranks))
                 squares[axes][position] = total
         totals = [self._peers.executor.sum(found, axes) for axes, found in sorted(squares.items())]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.errors import CheckpointError, DataError, NonFiniteError
+from paceline.errors import CheckpointError, DataError, NonFiniteError, PlanError
 from paceline.train.callbacks import (
     Callback,
     CheckpointReport,
@@ -160,7 +160,7 @@ class Trainer:
         clip = self.settings.clip if self.settings.clip is not None else math.inf
         norm = float(self.module.clip_grad_norm_(clip)) if weight > 0 else math.nan
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NonFiniteError(self._explain(loss, norm, weight))
+            raise NonFiniteError(self._explain(micro_batches, loss, norm, weight))
         rate = float(self.optimizer.param_groups[0]["lr"])
         self.optimizer.step()
         if self.schedule is not None:
@@ -181,7 +181,7 @@ class Trainer:
         for index, micro_batch in enumerate(micro_batches):
             module.seed(derived_seed(self.settings.seed, self.step, index))
             loss = self._loss(micro_batch)
-            weight = 1.0 if self.settings.equal_weights else module.last_weight
+            weight = self._weight(micro_batch, of=len(micro_batches))
             if weight == 0 and len(micro_batches) > 1:
                 continue  # no valid token on any rank: a loss of 0/0 that counts for nothing
             losses.append(loss.detach())
@@ -194,18 +194,22 @@ class Trainer:
         torch._foreach_mul_(gradients, weights[0] / total)
         return math.fsum(w * float(x) for w, x in zip(weights, losses, strict=True)) / total, total
 
+    def _weight(self, micro_batch: MicroBatch, of: int) -> float:
+        """What the last loss counts by, among `of` micro-batches."""
+        if self.settings.equal_weights:
+            return 1.0
+        try:
+            return self.module.last_weight
+        except PlanError:
+            if of > 1:
+                raise
+            return float(micro_batch.samples)  # alone it needs no weight; this one is for the reports
+
     def _loss(self, micro_batch: MicroBatch) -> Tensor:
         """The loss of a micro-batch: divided among the ranks, or computed whole on each when it cannot be."""
         forward = self.module.whole if micro_batch.whole else self.module.local
         batch = micro_batch.batch
-        if isinstance(batch, dict):
-            loss: Tensor = forward(**{key: self._moved(tensor) for key, tensor in batch.items()})
-            return loss
-        loss = forward(*map(self._moved, batch))
-        return loss
-
-    def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, non_blocking=True)
+        return forward(**batch) if isinstance(batch, dict) else forward(*batch)
 
     def validate(self) -> ValidationReport | None:
         """Return the mean loss over the validation data, in eval mode, and tell the callbacks."""
@@ -217,9 +221,10 @@ class Trainer:
         with torch.no_grad():
             for micro_batch in self.validation():
                 value = float(self._loss(micro_batch))
-                if self.module.last_weight > 0:
-                    loss += value * self.module.last_weight
-                    total += self.module.last_weight
+                weight = self._weight(micro_batch, of=1)
+                if weight > 0:
+                    loss += value * weight
+                    total += weight
         self.module.train()
         if total == 0:
             raise DataError("the validation data holds nothing that a loss could be computed of.")
@@ -262,12 +267,16 @@ class Trainer:
             raise CheckpointError("this trainer has no checkpoints to resume from; give it a Checkpointer.")
         self.load_state_dict(self.checkpoints.restore())
 
-    def _explain(self, loss: float, norm: float, weight: float) -> str:
+    def _explain(self, micro_batches: Sequence[MicroBatch], loss: float, norm: float, weight: float) -> str:
         step = self.step + 1
         what = f"the loss of step {step} is {loss if not math.isfinite(loss) else 'finite'}"
         if weight == 0:
             return f"{what}: no micro-batch of this step holds a single valid token. Look at the data."
+        # Clipping by a norm that is not finite has spoilt all gradients: compute them once more.
+        self.optimizer.zero_grad(set_to_none=True)
+        self._accumulate(micro_batches)
         name = self._first_non_finite()
+        self.optimizer.zero_grad(set_to_none=True)
         if name is not None:
             where = f"the first parameter with a NaN or infinite gradient is '{name}'"
         else:

@@ -44,14 +44,6 @@ def build_module(recipe: Recipe) -> nn.Module:
     return module.double() if recipe.precision == "float64" else module
 
 
-def autocast_to_bfloat16(module: nn.Module, device: torch.device) -> None:
-    """Let the module's forward pass compute in bfloat16 where that is safe; parameters stay as they are.
-
-    An attribute of the one instance, so that class and parameter names stay the user's.
-    """
-    module.forward = torch.autocast(device.type, torch.bfloat16)(module.forward)
-
-
 class InFloat64(Source):
     """A source with its floating-point tensors in float64."""
 

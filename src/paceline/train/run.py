@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 
+import torch
 import yaml
 from rich.console import Console
 from safetensors.torch import load_file
@@ -24,7 +25,7 @@ from paceline.train.checkpoint import Checkpointer, export_safetensors
 from paceline.train.data import Loader, MicroBatch, Source, open_source
 from paceline.train.loop import FitSettings, Trainer
 from paceline.train.metrics import LogLines, MetricsFile, TensorBoard
-from paceline.train.model import InFloat64, autocast_to_bfloat16, build_module
+from paceline.train.model import InFloat64, build_module
 from paceline.train.optim import build_optimizer, build_schedule
 from paceline.train.progress import progress
 from paceline.train.recipe import Recipe, to_yaml
@@ -78,12 +79,16 @@ class _Run:
             example = Loader(source, recipe.train.batch, recipe.train.micro_batches).example()
         with self.speaker.phase("model"):
             user_module = build_module(recipe).to(self.world.device)
-            if recipe.precision == "bfloat16":
-                autocast_to_bfloat16(user_module, self.world.device)
         with self.speaker.phase("capture and placement"):
-            module = parallelize(user_module, example, recipe.plan())
+            module = parallelize(
+                user_module,
+                example,
+                recipe.plan(),
+                devices=_all_devices(recipe) if recipe.launch == "inprocess" else None,
+                autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+            )
         if self.leads:
-            write_whole(run.plan, yaml.safe_dump(module.plan.to_dict(), sort_keys=False))
+            write_whole(run.plan, _plan_text(module))
         with self.speaker.phase("optimizer"):
             trainer = self._trainer(module, source, held_out)
             if resume:
@@ -194,3 +199,20 @@ class _Run:
                 user_module, prompt=section.prompt, length=section.length, temperature=section.temperature
             )
         )
+
+
+def _all_devices(recipe: Recipe) -> list[torch.device]:
+    """The devices over which ranks in one process are spread."""
+    if recipe.device != "cpu" and torch.cuda.is_available():
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [torch.device("cpu")]
+
+
+def _plan_text(module: ParallelModule) -> str:
+    """The plan that executes and, for people, where each parameter and buffer lies along each axis of the mesh."""
+    shapes = {shard.name: shard.shape for shard in module.shards()}
+    placed = {
+        name: f"{list(shape)} {', '.join(map(str, module.placements(name)))}".rstrip() for name, shape in shapes.items()
+    }
+    plan = {**module.plan.to_dict(), "placements": placed}
+    return yaml.safe_dump(plan, sort_keys=False, allow_unicode=True, width=120)

@@ -13,11 +13,11 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Remembers the first SIGINT or SIGTERM while entered; a second one acts at once, as if this were not here.
+    """Remembers the first SIGINT, SIGTERM or SIGHUP while entered; a second one acts at once, as if this were not here.
 
     Signals reach ranks at different moments, so the ranks agree once a step: `begin_vote` starts a reduction of four
     bytes that travels while the step computes, `end_vote` reads it.
