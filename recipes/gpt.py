@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BYTES = 256
+EARLIER = 3  # bytes before each one that are embedded with it: words begin to form before the first block
 
 
 def rotary_tables(context: int, width: int) -> tuple[Tensor, Tensor]:
@@ -70,6 +71,7 @@ class GPT(nn.Module):
         super().__init__()
         self.context = context
         self.token = nn.Embedding(BYTES, width)
+        self.earlier = nn.ModuleList(nn.Embedding(BYTES, width) for _ in range(EARLIER))
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
@@ -79,24 +81,28 @@ class GPT(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         self._initialise()
         if tied:
-            self.head.weight = self.token.weight
+            self.token.weight = self.head.weight
 
     def _initialise(self) -> None:
-        """Blocks begin as the identity and the embedding at the scale of the norms: quick where training is short."""
-        for block in self.blocks:
-            for inner in (block.attention.qkv, block.up):
-                nn.init.normal_(inner.weight, std=inner.in_features**-0.5)
-            for last in (block.attention.out, block.down):
-                nn.init.zeros_(last.weight)
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        """Blocks begin near the identity and the embedding at the scale of the norms: quick where training is short."""
+        for table in (self.token, *self.earlier):
+            nn.init.normal_(table.weight, std=(1 + EARLIER) ** -0.5)
         nn.init.normal_(self.head.weight, std=0.02)
+        for block in self.blocks:
+            for first in (block.attention.qkv, block.up):
+                nn.init.normal_(first.weight, std=first.in_features**-0.5)
+            for last in (block.attention.out, block.down):
+                nn.init.normal_(last.weight, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+            nn.init.zeros_(block.up.bias)
+            nn.init.zeros_(block.down.bias)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Of the byte that follows each: [B, T] -> [B, T, 256]."""
         time = tokens.shape[1]
-        x = self.drop(self.token(tokens))
+        x = self.token(tokens)
+        for back, table in enumerate(self.earlier, start=1):
+            x = x + table(F.pad(tokens, (back, 0))[:, :time])
+        x = self.drop(x)
         for block in self.blocks:
             x = block(x, self.cos[:time], self.sin[:time])
         return self.head(self.norm(x))
