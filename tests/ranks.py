@@ -6,10 +6,10 @@
         dist.all_reduce(x)
         assert x.item() == world.size
 
-The function may name `world` (the `World`), `rank` (its number) and, where the decorator gives one, `mesh` (the `Mesh`);
-whatever else it names comes from pytest, fixtures and parameters alike, if it can be pickled. Processes fork from a
-server that has loaded PyTorch, and meet at a file. The first rank that fails ends the test with its traceback; after
-`timeout_s` it fails with the stacks of all ranks.
+The function may name `world` (the `World`), `rank` (its number) and, where the decorator gives one, `mesh` (the
+`Mesh`); whatever else it names comes from pytest, fixtures and parameters alike, if it can be pickled. Processes fork
+from a server that has loaded PyTorch, and meet at a file. The first rank that fails ends the test with its traceback;
+after `timeout_s` it fails with the stacks of all ranks.
 """
 
 from __future__ import annotations

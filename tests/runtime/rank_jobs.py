@@ -1,0 +1,131 @@
+"""What ranks do in the tests of the launcher: functions that a worker imports by name.
+
+PyTorch is imported by those that need it: it takes longer than anything else here.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from paceline.errors import DataError, NonFiniteError
+
+
+def report(directory: str) -> None:
+    """Write down what the ranks found, and the sum of their numbers."""
+    import torch
+    import torch.distributed as dist
+
+    from paceline.runtime.rendezvous import join
+
+    with join() as world:
+        total = torch.tensor([float(world.rank)])
+        if world.size > 1:
+            dist.all_reduce(total)
+        facts = {
+            "world": [world.rank, world.size, world.local_rank, world.local_size, world.launcher.name],
+            "sum": total.item(),
+            "port": os.environ.get("MASTER_PORT"),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+        }
+        print(f"rank {world.rank} prints")
+        (Path(directory) / f"{world.rank}.json").write_text(json.dumps(facts))
+
+
+def fail_in_a_collective(how: str) -> None:
+    """Rank 1 fails while the others wait for it, and with a collective under way that they never answer.
+
+    A process group in this state can be neither destroyed nor abandoned: its destructor waits.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from paceline.runtime.rendezvous import join
+
+    with join() as world:
+        if world.rank == 1:
+            dist.broadcast(torch.ones(1000), 0, async_op=True)
+            if how == "ours":
+                raise DataError("file x is empty; give another.")
+            raise ValueError("the cause")
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            raise KeyError("a victim") from error
+
+
+def fail(how: str) -> None:
+    """Rank 1 ends in some way while the others are busy."""
+    if os.environ["RANK"] != "1":
+        time.sleep(1000)
+    if how == "import":
+        import no_such_module  # noqa: F401
+    if how == "ours":
+        raise NonFiniteError("loss is NaN in step 3.")
+    if how == "exit":
+        sys.exit(7)
+    os.kill(os.getpid(), signal.Signals[how])
+
+
+def wait_in_a_collective(directory: str) -> None:
+    """Rank 0 sleeps, and the others wait for it."""
+    import torch.distributed as dist
+
+    from paceline.runtime.rendezvous import join
+
+    with join() as world:
+        sleep(directory) if world.rank == 0 else _begin(directory)
+        dist.barrier()
+
+
+def sleep(directory: str) -> None:
+    """Sleep for ever, and so does a child."""
+    _begin(directory)
+    time.sleep(1000)
+
+
+def _begin(directory: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    _tell(directory, f"{os.getpid()} {child.pid}")
+
+
+def _tell(directory: str, processes: str) -> None:
+    """Let the test know that this rank is where it is to be, and in which processes."""
+    name = Path(directory) / f"{os.environ['RANK']}.pids"
+    name.with_suffix(".partial").write_text(processes)
+    name.with_suffix(".partial").rename(name)
+
+
+def end_in_good_order(directory: str) -> None:
+    """Finish what is under way when told to end, as the training loop does."""
+    told: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: told.append(number))
+    _tell(directory, str(os.getpid()))
+    while not told:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    (Path(directory) / f"{os.environ['RANK']}.saved").touch()
+    sys.exit(130)
+
+
+def refuse_to_end(directory: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sleep(directory)
+
+
+def one_stays_away(directory: str) -> None:
+    """Rank 2 never arrives."""
+    if os.environ["RANK"] == "2":
+        time.sleep(1000)
+    from paceline.runtime.rendezvous import join
+
+    with join(timeout_s=1):
+        pass
+
+
+if __name__ == "__main__":  # under torchrun
+    globals()[sys.argv[1]](*sys.argv[2:])

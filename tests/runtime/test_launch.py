@@ -1,0 +1,201 @@
+"""The launcher: however a job ends, it is told why, and nothing is left behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.errors import DataError, LaunchError, NonFiniteError, PacelineError, RankFailed
+from paceline.runtime.launch import launch
+
+JOBS = "tests.runtime.rank_jobs"
+
+
+@pytest.fixture(autouse=True)
+def _no_job_around_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_PORT", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    yield
+    left = [p for p in psutil.Process().children(recursive=True) if "paceline.runtime.worker" in " ".join(p.cmdline())]
+    assert not left
+
+
+def facts(directory: Path, rank: int) -> dict:
+    return json.loads((directory / f"{rank}.json").read_text())
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("by_file", [False, True], ids=["port", "file"])
+def test_ranks_meet(tmp_path: Path, by_file: bool):
+    logs = tmp_path / "logs"
+    launch(f"{JOBS}:report", str(tmp_path), 3, log_dir=logs, rendezvous=tmp_path / "meet" if by_file else None)
+    for rank in range(3):
+        assert facts(tmp_path, rank)["world"] == [rank, 3, rank, 3, "PACELINE"]
+        assert facts(tmp_path, rank)["sum"] == 3
+        assert 1 <= int(facts(tmp_path, rank)["threads"]) <= max(1, (os.cpu_count() or 1) // 3)
+    assert "rank 1 prints" in (logs / "rank-1.log").read_text()
+
+
+def test_rank_0_has_the_terminal_and_others_have_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    launch(f"{JOBS}:report", str(tmp_path), 2, log_dir=tmp_path)
+    assert capfd.readouterr().out == "rank 0 prints\n"
+
+
+def test_two_jobs_at_once(tmp_path: Path):
+    def job(name: str) -> None:
+        (tmp_path / name).mkdir()
+        launch(f"{JOBS}:report", str(tmp_path / name), 2)
+
+    threads = [threading.Thread(target=job, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert facts(tmp_path / "a", 1)["sum"] == facts(tmp_path / "b", 1)["sum"] == 1
+    assert facts(tmp_path / "a", 0)["port"] != facts(tmp_path / "b", 0)["port"]
+
+
+def test_an_exception_ends_the_job_with_its_traceback(tmp_path: Path):
+    with pytest.raises(RankFailed) as failure:
+        launch(f"{JOBS}:fail_in_a_collective", "", 3, log_dir=tmp_path)
+    message = str(failure.value)
+    assert message.startswith("rank 1 of 3 failed:\nTraceback")
+    assert 'raise ValueError("the cause")' in message
+    assert str(tmp_path / "rank-1.log") in message
+    assert "ValueError: the cause" in (tmp_path / "rank-1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "message", "code"),
+    [
+        ("fail_in_a_collective", DataError, "file x is empty; give another.", 2),
+        ("fail", NonFiniteError, "loss is NaN in step 3.", 1),
+    ],
+)
+def test_our_own_errors_come_back_as_they_are(job: str, kind: type[PacelineError], message: str, code: int):
+    with pytest.raises(kind) as failure:
+        launch(f"{JOBS}:{job}", "ours", 2)
+    assert str(failure.value) == message
+    assert failure.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("SIGKILL", ["rank 1 of 2 was ended by SIGKILL", "ran out of memory"]),
+        ("SIGSEGV", ["rank 1 of 2 was ended by SIGSEGV", "Segmentation fault", "rank_jobs.py"]),
+        ("SIGTERM", ["rank 1 of 2 was ended by SIGTERM"]),
+        ("exit", ["rank 1 of 2 ended with exit code 7"]),
+        ("import", ["rank 1 of 2 failed", "No module named 'no_such_module'"]),
+    ],
+)
+def test_other_ends_are_named(tmp_path: Path, how: str, words: list[str]):
+    with pytest.raises(RankFailed) as failure:
+        launch(f"{JOBS}:fail", how, 2, rendezvous=tmp_path / "meet")
+    for word in words:
+        assert word in str(failure.value)
+
+
+def test_a_rank_that_never_arrives_is_named(tmp_path: Path):
+    with pytest.raises(LaunchError, match=r"rank 2 of 3 never arrived within 1 s \(arrived: 0, 1\).*rank-2.log"):
+        launch(f"{JOBS}:one_stays_away", "", 3, log_dir=tmp_path)
+
+
+def test_a_job_that_takes_too_long_says_where_it_was(tmp_path: Path):
+    with pytest.raises(LaunchError, match=r"longer than 3 s; still running: ranks 0, 1(.|\n)*rank_jobs.py.* in sleep"):
+        launch(f"{JOBS}:sleep", str(tmp_path), 2, timeout_s=3)
+
+
+def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1 is in use.*MASTER_PORT"):
+            launch(f"{JOBS}:report", "", 2, port=port)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1 is in use"):
+            launch(f"{JOBS}:report", "", 2)
+
+
+def test_no_ranks_are_refused():
+    with pytest.raises(LaunchError, match="at least 1"):
+        launch(f"{JOBS}:report", "", 0)
+
+
+class Job:
+    """A launcher in a process of its own, to be sent signals."""
+
+    def __init__(self, directory: Path, job: str) -> None:
+        code = f"""if True:
+            from pathlib import Path
+            from paceline.runtime.launch import launch
+            launch("{JOBS}:{job}", {str(directory)!r}, 2, rendezvous=Path({str(directory / "meet")!r}))
+        """
+        self.process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL)
+        files = [directory / f"{rank}.pids" for rank in range(2)]
+        until(lambda: all(file.exists() for file in files))
+        self.ranks, self.children = [], []
+        for file in files:
+            rank, *children = (psutil.Process(int(pid)) for pid in file.read_text().split())
+            self.ranks.append(rank)
+            self.children += children
+
+    def end(self, *numbers: int) -> int:
+        for number in numbers:
+            self.process.send_signal(number)
+            time.sleep(0.1)
+        return self.process.wait(timeout=30)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("job", "numbers", "code"),
+    [
+        ("wait_in_a_collective", [signal.SIGINT], -signal.SIGINT),
+        ("sleep", [signal.SIGTERM], 128 + signal.SIGTERM),
+        ("refuse_to_end", [signal.SIGINT, signal.SIGINT], -signal.SIGINT),
+    ],
+)
+def test_a_signal_leaves_no_process_behind(tmp_path: Path, job: str, numbers: list[int], code: int):
+    running = Job(tmp_path, job)
+    assert running.end(*numbers) == code
+    assert_gone(running.ranks + running.children)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
+def test_ranks_die_with_a_killed_launcher(tmp_path: Path):
+    running = Job(tmp_path, "sleep")
+    assert running.end(signal.SIGKILL) == -signal.SIGKILL
+    assert_gone(running.ranks)
+    for child in running.children:  # whoever starts more processes watches over them
+        child.kill()
+
+
+def test_ranks_may_end_in_good_order(tmp_path: Path):
+    running = Job(tmp_path, "end_in_good_order")
+    assert running.end(signal.SIGINT) == -signal.SIGINT
+    assert (tmp_path / "0.saved").exists()
+    assert (tmp_path / "1.saved").exists()
+    assert_gone(running.ranks)
