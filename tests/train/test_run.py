@@ -11,6 +11,7 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.errors import CheckpointError, NonFiniteError, RecipeError
+from paceline.plan import Plan
 from paceline.program.factory import load_factory
 from paceline.runtime.launch import launch
 from paceline.train.callbacks import Callback
@@ -79,7 +80,9 @@ def test_a_run_directory_holds_all_that_the_run_was(recipe, tmp_path, capsys):
     report = train(load_recipe(path), out)
     assert (report.step, report.signal) == (6, None)
     assert load_recipe(out / "config.yaml") == load_recipe(path)
-    assert yaml.safe_load((out / "plan.yaml").read_text())["mesh"] == "serial"
+    plan = yaml.safe_load((out / "plan.yaml").read_text())
+    assert Plan.from_dict(plan["plan"]) == load_recipe(path).plan()
+    assert plan["placements"]["head.weight"] == "[256, 16]"
     assert [row[0] for row in curve(out)] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl", "validation")] == [3, 6]
     assert "validation loss" in (out / "logs" / "rank-0.log").read_text()
@@ -113,6 +116,13 @@ def test_a_run_goes_on_at_another_mesh(recipe, tmp_path):
     train(load_recipe(path), out)
     run(path, out, "mesh=fsdp=2", "train.steps=8", "schedule.name=constant", ranks=2, resume=True)
     assert [row[0] for row in curve(out)] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_all_ranks_in_one_process_train_the_same(recipe, tmp_path):
+    path = recipe()
+    train(load_recipe(path), tmp_path / "serial")
+    train(load_recipe(path, ["mesh=dp=2,fsdp=2", "launch=inprocess"]), tmp_path / "inprocess")
+    assert curve(tmp_path / "inprocess") == [pytest.approx(row, rel=1e-4) for row in curve(tmp_path / "serial")]
 
 
 def test_bfloat16_computes_near_what_float32_does(recipe, tmp_path):

@@ -88,6 +88,7 @@ class _Run:
                 autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
             )
         if self.leads:
+            self.speaker.say(_how_planned(module))
             write_whole(run.plan, _plan_text(module))
         with self.speaker.phase("optimizer"):
             trainer = self._trainer(module, source, held_out)
@@ -208,11 +209,19 @@ def _all_devices(recipe: Recipe) -> list[torch.device]:
     return [torch.device("cpu")]
 
 
+def _how_planned(module: ParallelModule) -> str:
+    """What the time before the first step went to; on rank 0, which plans for all."""
+    startup = module.startups[0]
+    if startup.capture_s == 0:
+        return "  the placed program was found in the cache"
+    return f"  capture {startup.capture_s:.2f} s, placement {startup.place_s:.2f} s"
+
+
 def _plan_text(module: ParallelModule) -> str:
     """The plan that executes and, for people, where each parameter and buffer lies along each axis of the mesh."""
     shapes = {shard.name: shard.shape for shard in module.shards()}
     placed = {
         name: f"{list(shape)} {', '.join(map(str, module.placements(name)))}".rstrip() for name, shape in shapes.items()
     }
-    plan = {**module.plan.to_dict(), "placements": placed}
-    return yaml.safe_dump(plan, sort_keys=False, allow_unicode=True, width=120)
+    values = {"plan": module.plan.to_dict(), "placements": placed}
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
