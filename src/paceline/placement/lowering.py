@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 from paceline.errors import PlacementError
 from paceline.placement.calls import Ref, arguments_by_name, results
 from paceline.placement.costs import Costs
+from paceline.placement.origins import ORIGINS, origins_of
 from paceline.placement.placements import (
     REPLICATE,
     Placement,
@@ -108,6 +109,7 @@ class _Lowering:
             "backward": backward,
             "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
             "recompute": False,
+            ORIGINS: (origins_of(ref.node)[ref.index].along(target),),
         }
         return new
 
@@ -125,7 +127,12 @@ class _Lowering:
     def _copy_input(self, node: Node, placement: Placement) -> Node:
         create = self.graph.placeholder if node.op == "placeholder" else self.graph.get_attr
         new = create(node.name if node.op == "placeholder" else str(node.target))
-        new.meta = {**node.meta, "val": self._piece_like(node.meta["val"], placement)}
+        (origin,) = origins_of(node)
+        new.meta = {
+            **node.meta,
+            "val": self._piece_like(node.meta["val"], placement),
+            ORIGINS: (origin.along(placement),),
+        }
         self.have[Ref(node, 0)] = {placement: new}
         self.made[Ref(node, 0)] = placement
         return new
@@ -176,14 +183,15 @@ class _Lowering:
         views = (aten.view.default, aten._unsafe_view.default)
         target: Any = aten.reshape.default if node.target in views else node.target
         new = self.graph.call_function(target, args, kwargs)
-        new.meta = {**node.meta, "val": self._evaluate(new, node, strategy)}
+        origins = tuple(origin.along(p) for origin, p in zip(origins_of(node), strategy.outputs, strict=True))
+        new.meta = {**node.meta, "val": self._evaluate(new, node, strategy), ORIGINS: origins}
         for index, old in enumerate(results(node)):
             if old is None:
                 continue
             made = new
             if isinstance(new.meta["val"], (list, tuple)):
                 made = self.graph.call_function(operator.getitem, (new, index))
-                made.meta = {**new.meta, "val": new.meta["val"][index]}
+                made.meta = {**new.meta, "val": new.meta["val"][index], ORIGINS: origins[index : index + 1]}
             ref = Ref(node, index)
             if fill:
                 self.have[ref].setdefault(strategy.outputs[index], made)

@@ -21,12 +21,16 @@ from paceline.program.random import is_random
 from paceline.runtime import collectives
 from paceline.runtime.executor import RankValues
 
+Observer = Callable[[Node, list[Any]], None]
+"""Is shown every node as soon as it has run, with its value on each rank."""
+
 
 class InProcessExecutor:
     """Runs all ranks of a mesh in lock-step, each on its device."""
 
-    def __init__(self, mesh: Mesh, devices: Sequence[torch.device]) -> None:
+    def __init__(self, mesh: Mesh, devices: Sequence[torch.device], observe: Observer | None = None) -> None:
         self.ranks = tuple(range(mesh.size))
+        self._observe = observe
         self._mesh = mesh
         self._devices = [devices[rank % len(devices)] for rank in self.ranks]
 
@@ -51,6 +55,8 @@ class InProcessExecutor:
                     return [[column[rank] for column in columns] for rank in self.ranks]
                 else:
                     environment[node] = self._call(node, environment)
+                if self._observe is not None:
+                    self._observe(node, environment[node])
                 for dead in last_use.get(node, ()):
                     del environment[dead]
             raise AssertionError("a graph ends with its output")

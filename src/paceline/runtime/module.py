@@ -31,6 +31,7 @@ def parallelize(
     *,
     devices: Sequence[torch.device | str] | None = None,
     autocast: torch.dtype | None = None,
+    lifted: bool = False,
 ) -> ParallelModule:
     """Return `module` split over the ranks of a plan; training it equals training `module` serially.
 
@@ -42,6 +43,7 @@ def parallelize(
         plan: mesh and options; by default data parallelism over all ranks of `torch.distributed`.
         devices: run all ranks in this process, spread over these devices, instead of one rank per process.
         autocast: run the forward pass under autocast to this dtype.
+        lifted: of a float64 module, compute in float64 also what it casts to a lower type; see `program.precision`.
 
     Raises:
         CaptureError: the module cannot be captured; the message shows the user's own line.
@@ -56,7 +58,7 @@ def parallelize(
         first = next(iter(module.parameters()), None)
         device = first.device if first is not None else torch.device("cpu")
         peers = connect(plan.mesh, device, compile=plan.compile)
-    planner = Planner(module, plan, peers, autocast)
+    planner = Planner(module, plan, peers, autocast, lifted=lifted)
     step = planner.step(batch, training=True, split=True)
     return ParallelModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers))
 
@@ -125,6 +127,10 @@ class ParallelModule(nn.Module):
         """How long each step took to plan, in the order in which they were needed."""
         return self._planner.startups
 
+    def step(self, *args: Any, **kwargs: Any) -> Step:
+        """Return what the ranks run for global batches like this one: its two graphs, inputs and placements."""
+        return self._planner.step(_batch(args, kwargs), training=self.training, split=True)
+
     def seed(self, value: int) -> None:
         """Set the seed of the random operators of the next call; equal on all ranks."""
         self._seed = value
@@ -132,7 +138,7 @@ class ParallelModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the serial loss of a global batch, which every process is given whole."""
         batch = _batch(args, kwargs)
-        step = self._planner.step(batch, training=self.training, split=True)
+        step = self.step(*args, **kwargs)
         return self._run(step, [self._cut(step, batch, rank) for rank in self.ranks])
 
     def local(self, *args: Any, **kwargs: Any) -> Tensor:

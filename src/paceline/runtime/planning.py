@@ -19,6 +19,7 @@ from paceline.placement.place import place
 from paceline.plan import Plan
 from paceline.program.capture import Batch, capture
 from paceline.program.fingerprint import fingerprint
+from paceline.program.precision import lift
 from paceline.program.sources import source_hashes
 from paceline.runtime.peers import Peers, Stored
 from paceline.runtime.program_cache import ProgramCache, default_directory
@@ -40,11 +41,14 @@ class Startup:
 class Planner:
     """Makes and remembers the steps of one module."""
 
-    def __init__(self, module: nn.Module, plan: Plan, peers: Peers, autocast: torch.dtype | None) -> None:
+    def __init__(
+        self, module: nn.Module, plan: Plan, peers: Peers, autocast: torch.dtype | None, *, lifted: bool
+    ) -> None:
         self._module = module
         self._plan = plan
         self._peers = peers
         self._autocast = autocast
+        self._lifted = lifted
         self._cache = ProgramCache(default_directory())
         self._steps: dict[Any, Step] = {}
         self._capture_s = self._place_s = 0.0
@@ -80,7 +84,7 @@ class Planner:
             self._module.train(was_training)
 
     def _from_cache(self, batch: Batch, split: bool) -> Stored:
-        extra = {"plan": self._plan.to_dict(), "split": split, "autocast": str(self._autocast)}
+        extra = {"plan": self._plan.to_dict(), "split": split, "autocast": str(self._autocast), "lifted": self._lifted}
         found = fingerprint(self._module, batch, extra) if self._cache.directory is not None else None
         entry = self._cache.load(found.key) if found is not None else None
         if entry is not None:
@@ -88,6 +92,8 @@ class Planner:
             return entry.data, entry.constants
         began = time.perf_counter()
         program = capture(self._module, batch, autocast=self._autocast)
+        if self._lifted:
+            program = lift(program)
         captured = time.perf_counter()
         step = schedule(place(program, self._plan.mesh, split_batch=split), self._plan)
         self._capture_s, self._place_s = captured - began, time.perf_counter() - captured
