@@ -24,6 +24,7 @@ from paceline.train.checkpoint.pieces import Held
 from paceline.train.checkpoint.tensorfile import Spec, write_tensors
 
 _POLL_SECONDS = 0.02
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOTE_TRIES = 250  # five seconds in which another rank may free the space that a note needs
 
 
@@ -73,7 +74,7 @@ class Save:
 
     def refused(self, error: OSError) -> CheckpointError:
         """Return the error for the training loop when the file system refused something."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             free = shutil.disk_usage(self.directory).free
             return self.not_saved(
                 f"the disk of {self.directory} is full ({free} bytes free). Free some space, or keep fewer checkpoints."
@@ -197,7 +198,7 @@ def _leave_note(path: Path, text: str) -> None:
             draft.write_text(text if attempt == 0 else "")
             os.replace(draft, path)
             return
-        except FileNotFoundError:
-            return  # the leader has given up already, or there never was a directory
-        except OSError:
+        except OSError as error:
+            if attempt > 0 and error.errno not in _FULL:
+                return  # the leader has given up already, or will find this rank missing
             time.sleep(_POLL_SECONDS)
