@@ -7,6 +7,7 @@ differentiated again, so custom `autograd.Function`s and gradients taken inside 
 from __future__ import annotations
 
 import contextlib
+import logging
 import traceback
 import warnings
 from collections.abc import Generator, Iterator, Mapping
@@ -25,13 +26,16 @@ from torch.fx import Node
 
 from paceline.errors import CaptureError
 from paceline.program import decompositions
+from paceline.program.fake import fake_mode_for
 from paceline.program.loss import add_weight
 from paceline.program.program import Input, InputRole, Output, OutputRole, Program
+from paceline.program.side_effects import contained
 from paceline.program.tidy import merge_tied_inputs, tidy
 
 Batch = tuple[Any, ...] | Mapping[str, Any]
 _MODULE = "module"
 _RECOMPUTE = "recompute"
+_log = logging.getLogger(__name__)
 
 
 class LossOf(nn.Module):
@@ -51,6 +55,18 @@ class LossOf(nn.Module):
             return loss_of(self.module(*args, **kwargs))
 
 
+class _Traced(LossOf):
+    """The same while it is traced; see `program.side_effects`."""
+
+    def __init__(self, module: nn.Module, autocast: torch.dtype | None) -> None:
+        super().__init__(module, autocast)
+        self.numbers: dict[str, tuple[object, object]] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        with contained(self.module, self.numbers):
+            return super().forward(*args, **kwargs)
+
+
 def loss_of(result: Any) -> Tensor:
     """Return the scalar loss from what a module returned.
 
@@ -59,7 +75,11 @@ def loss_of(result: Any) -> Tensor:
     """
     loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
     if not isinstance(loss, Tensor) or not loss.is_floating_point() or loss.numel() != 1:
-        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(result).__name__
+        got = (
+            f"a tensor of shape {tuple(loss.shape)}, {loss.dtype}"
+            if isinstance(loss, Tensor)
+            else type(result).__name__
+        )
         raise CaptureError(
             f"the module returned {got}; its call must return a scalar floating-point loss, or an object with .loss. "
             "Wrap it in a small nn.Module whose forward(batch) computes the loss (Hugging Face models: pass labels=)."
@@ -86,9 +106,10 @@ def capture(module: nn.Module, batch: Batch, *, autocast: torch.dtype | None = N
     args, kwargs = as_call(batch)
     if not module.training:
         args, kwargs = _without_grad(args), _without_grad(kwargs)
-    wrapper = LossOf(module, autocast)
+    wrapper = _Traced(module, autocast)
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(fake_mode_for([*module.parameters(), *batch_leaves(batch).values()]))
             for context in _tracing_contexts(module):
                 stack.enter_context(context)
             joint = aot_export_joint_with_descriptors(
@@ -98,6 +119,8 @@ def capture(module: nn.Module, batch: Batch, *, autocast: torch.dtype | None = N
         raise
     except Exception as error:  # anything may fail inside a user's forward pass: it becomes one error that teaches
         raise CaptureError(_explain(error)) from error
+    for name, (before, after) in wrapper.numbers.items():
+        _log.warning("the forward pass sets %s from %s to %s: programs keep %s for ever", name, before, after, before)
     return _read(joint.graph_module, module, tuple(batch_leaves(batch)))
 
 
@@ -185,6 +208,11 @@ def _explain(error: Exception) -> str:
         f"\n  {theirs[-1].filename}:{theirs[-1].lineno}, in {theirs[-1].name}\n    {theirs[-1].line}" if theirs else ""
     )
     reason = str(error).strip().splitlines()
+    if reason and "entirely functional graph" in reason[0]:
+        return (
+            "the forward pass changes a tensor in place that the module does not hold as a buffer: the change would be "
+            f"lost. Register it with register_buffer. ({reason[0]})"
+        )
     return (
         f"the module could not be captured as a program: {type(error).__name__}: {reason[0] if reason else ''}{where}\n"
         "Capture needs a forward pass whose control flow does not depend on tensor values (no .item(), .tolist(), "
@@ -209,15 +237,16 @@ def _read(graph_module: torch.fx.GraphModule, module: nn.Module, batch_names: tu
     order = sorted(range(len(outputs)), key=lambda i: outputs[i].role is not OutputRole.LOSS)
     output.args = (tuple(values[i] for i in order),)
     constants = {
-        node.target: getattr(graph_module, str(node.target)).detach() for node in graph.nodes if node.op == "get_attr"
+        str(node.target): getattr(graph_module, str(node.target)) for node in graph.nodes if node.op == "get_attr"
     }
+    _check_unregistered(constants)
     for node in graph.nodes:
         _keep_our_meta(node)
     program = Program(
         graph=graph,
         inputs=tuple(inputs),
         outputs=tuple(outputs[i] for i in order),
-        constants={str(name): value for name, value in constants.items()},
+        constants={name: value.detach() for name, value in constants.items()},
         training=any(item.role is InputRole.TANGENT for item in inputs),
     )
     if module.training and not program.training:
@@ -229,6 +258,17 @@ def _read(graph_module: torch.fx.GraphModule, module: nn.Module, batch_names: tu
     merge_tied_inputs(program, module)
     add_weight(program)
     return program
+
+
+def _check_unregistered(constants: Mapping[str, Tensor]) -> None:
+    """Refuse what would be a parameter if the module knew of it."""
+    for value in constants.values():
+        if value.requires_grad:
+            raise CaptureError(
+                f"the forward pass reads a tensor of shape {tuple(value.shape)} that requires a gradient and is no "
+                "parameter of the module: it would not be trained. Register it (nn.Parameter as an attribute, "
+                "nn.ParameterList), or detach it."
+            )
 
 
 def _strip(name: str) -> str:

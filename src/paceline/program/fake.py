@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -12,6 +14,12 @@ from torch.fx.node import map_arg
 def fake_mode() -> FakeTensorMode:
     """Return a new mode; fake tensors of different modes do not mix."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_mode_for(values: Iterable[object]) -> FakeTensorMode:
+    """Return the mode of the fake tensors among `values`, or a new one where there are none."""
+    found: FakeTensorMode | None = detect_fake_mode(list(values))
+    return fake_mode() if found is None else found
 
 
 def mode_of(graph: Graph) -> FakeTensorMode:
