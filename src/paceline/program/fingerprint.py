@@ -126,7 +126,7 @@ def _versions() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": sys.version,
         "machine": platform.machine(),
-        "flags": tuple(sys.flags),
+        "optimize": sys.flags.optimize,
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
 
@@ -169,7 +169,9 @@ def _torch_state(tensors: list[Tensor]) -> dict[str, Any]:
         "functorch": functorch_config.get_hash(),
         "modes": [type(mode).__qualname__ for mode in _function_modes()],
         "hooks": [list(table.values()) for name, table in sorted(vars(torch_module).items()) if _is_hooks(name, table)],
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "gpus": [
+            torch.cuda.get_device_name(device) for device in sorted({t.device for t in tensors if t.is_cuda}, key=str)
+        ],
     }
 
 

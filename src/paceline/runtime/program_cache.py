@@ -17,7 +17,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from paceline.program.sources import still_current
+from paceline.errors import FingerprintError
+from paceline.program.sources import source_hashes, still_current
 
 Json = Any
 SIZE_LIMIT = 512 << 20
@@ -113,7 +114,7 @@ class ProgramCache:
         key: str,
         data: Mapping[str, Json],
         constants: Mapping[str, Tensor] | None = None,
-        sources: Mapping[str, str] | None = None,
+        packages: Collection[str] = (),
     ) -> bool:
         """Write an entry whole or not at all, and return whether it was written.
 
@@ -121,14 +122,15 @@ class ProgramCache:
             key: hexadecimal, see `program.fingerprint.fingerprint`.
             data: a JSON value.
             constants: tensors that belong to it.
-            sources: `program.sources.source_hashes()` after the program was made; `load` checks that they still hold.
+            packages: `Fingerprint.packages`. The entry holds hashes of the source files of these, and of the user,
+                that are loaded now, and so of what the capture itself imported.
         """
         if self.directory is None:
             return False
         path = self._path(key)
         try:
-            content = _pack(dict(data), dict(constants or {}), dict(sources or {}))
-        except (SafetensorError, ValueError, TypeError, RuntimeError, KeyError) as error:
+            content = _pack(dict(data), dict(constants or {}), source_hashes(packages))
+        except (FingerprintError, SafetensorError, ValueError, TypeError, RuntimeError, KeyError) as error:
             _log.info("the program is not cached: %s", error)
             return False
         if len(content) > self.size_limit:
