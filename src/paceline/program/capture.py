@@ -98,6 +98,7 @@ def capture(module: nn.Module, batch: Batch, *, autocast: torch.dtype | None = N
     Args:
         module: called as `module(*batch)` or `module(**batch)`; returns a scalar loss or an object with `.loss`.
         batch: an example of a global batch, a tuple or a dictionary; only shapes, dtypes and non-tensor values matter.
+            A tensor may require a gradient, for the forward pass to take; the program returns none for it.
         autocast: run the forward pass under autocast to this dtype.
 
     Raises:
@@ -231,7 +232,7 @@ def _read(graph_module: torch.fx.GraphModule, module: nn.Module, batch_names: tu
     inputs = [_input(node.meta["desc"], batch_names) for node in placeholders]
     outputs, values = [], []
     for value, description in zip(output.args[0], output.meta["desc"], strict=True):
-        if isinstance(value, Node):
+        if isinstance(value, Node) and not _is_gradient_of_batch(description):
             outputs.append(_output(description))
             values.append(value)
     order = sorted(range(len(outputs)), key=lambda i: outputs[i].role is not OutputRole.LOSS)
@@ -286,6 +287,10 @@ def _input(description: Any, batch_names: tuple[str, ...]) -> Input:
         case aot.TangentAOTInput():
             return Input(InputRole.TANGENT, "loss")
     raise CaptureError(f"the module has an input of a kind that programs do not know: {description}")
+
+
+def _is_gradient_of_batch(description: Any) -> bool:
+    return isinstance(description, aot.GradAOTOutput) and isinstance(description.grad_of, aot.PlainAOTInput)
 
 
 def _output(description: Any) -> Output:
