@@ -147,7 +147,10 @@ class _Run:
         )
 
     def _validation(self, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]] | None:
-        """Return what gives the validation batches anew; they have the size of a training micro-batch."""
+        """Return what gives the validation batches anew; they have the size of a training micro-batch.
+
+        Shuffled, so that the first few are a fair sample of all, and the same ones each time.
+        """
         section = self.recipe.train.validation
         if section is None:
             return None
@@ -157,7 +160,7 @@ class _Run:
                 "fraction, such as 0.05, or leave out train.validate."
             )
         batch = self.recipe.train.batch // self.recipe.train.micro_batches
-        loader = Loader(held_out, batch, shard=module.input_shard, shuffle=False, divisor=self.recipe.mesh.size)
+        loader = Loader(held_out, batch, shard=module.input_shard, seed=self.recipe.seed, divisor=self.recipe.mesh.size)
 
         def batches() -> Iterable[MicroBatch]:
             for step in islice(loader.epoch(), section.batches):
