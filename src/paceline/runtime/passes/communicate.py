@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from paceline.placement.origins import ORIGINS, origins_of
 from paceline.placement.placements import Placement, Replicate, Shape, Shard, global_shape, local_shape
 from paceline.placement.redistribute import (
     Collective,
@@ -25,7 +26,7 @@ from paceline.placement.redistribute import (
 )
 from paceline.program.fake import evaluate, mode_of
 from paceline.runtime import collectives
-from paceline.runtime.passes.views import VIEWS
+from paceline.runtime.passes.views import is_fresh, is_view
 
 aten = torch.ops.aten
 
@@ -37,6 +38,7 @@ def communicate(graph: Graph, bucket_bytes: int) -> None:
         graph: one pass of a placed program.
         bucket_bytes: collectives of gradients and parameters are merged until a bucket holds this many bytes.
     """
+    _hoist_sources(graph)
     _sink_results(graph)
     emitter = _Emitter(graph)
     previous: _Group | None = None
@@ -57,7 +59,6 @@ class _Group:
     kind: Collective | None
     nodes: list[Node]
     prefetch: bool = False
-    bucketed: bool = False
     first_reader: Node | None = field(default=None)
 
 
@@ -81,9 +82,9 @@ def _groups(graph: Graph, bucket_bytes: int) -> list[_Group]:
         kind = collective_of(source, target)
         if kind is Collective.ALL_GATHER and isinstance(target, Replicate) and node.args[0] in from_inputs:
             gathers.add(kind, node)
-    groups += [_Group(kind, found, bucketed=True) for kind, found in gradients.closed()]
+    groups += [_Group(kind, found) for kind, found in gradients.closed()]
     groups.sort(key=lambda group: max(order[node.args[0]] for node in group.nodes))
-    ahead = [_Group(kind, found, prefetch=True, bucketed=True) for kind, found in gathers.closed()]
+    ahead = [_Group(kind, found, prefetch=True) for kind, found in gathers.closed()]
     return ahead + groups
 
 
@@ -98,6 +99,9 @@ class _Buckets:
     def add(self, kind: Collective, node: Node) -> None:
         x, _, _, axis, _ = redistribution_of(node)
         key = (kind, axis, x.meta["val"].dtype, x.meta["val"].device, _depth(node))
+        if _bytes(node) >= self._most:  # alone it needs no copy
+            self._closed.append((kind, [node]))
+            return
         bucket = self._open.setdefault(key, [])
         bucket.append(node)
         if sum(_bytes(item) for item in bucket) >= self._most:
@@ -122,7 +126,7 @@ def _bytes(node: Node) -> int:
 
 def _only_for_output(node: Node) -> bool:
     return all(
-        user.op == "output" or ((is_redistribution(user) or user.target in VIEWS) and _only_for_output(user))
+        user.op == "output" or ((is_redistribution(user) or is_view(user)) and _only_for_output(user))
         for user in node.users
     )
 
@@ -135,7 +139,7 @@ def _sink_results(graph: Graph) -> None:
     level: dict[Node, int] = {}
     for node in graph.nodes:
         redistributes = is_redistribution(node)
-        if (redistributes or node.target in VIEWS) and _only_for_output(node):
+        if (redistributes or is_view(node)) and _only_for_output(node):
             source = node.args[0]
             assert isinstance(source, Node)
             below = level.get(source, 0)
@@ -143,6 +147,26 @@ def _sink_results(graph: Graph) -> None:
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     for node in sorted(level, key=lambda node: level[node]):
         output.prepend(node)
+
+
+def _hoist_sources(graph: Graph) -> None:
+    """Move what parameters are gathered from, their casts and views, to the front.
+
+    A bucket starts when its last member is there, which must be before its first reader.
+    """
+    made = _made_from_inputs(graph)
+    hoisted: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if is_redistribution(node):
+            source = redistribution_of(node)[0]
+            if source in made:
+                hoisted.add(source)
+        elif node in hoisted:
+            hoisted.update(node.all_input_nodes)
+    front = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
+    for node in list(graph.nodes):
+        if node in hoisted and node.op == "call_function" and node is not front:
+            front.prepend(node)
 
 
 def _made_from_inputs(graph: Graph) -> set[Node]:
@@ -184,6 +208,7 @@ class _Emitter:
             start_at = max(start_at, one_ahead, key=lambda node: order[node])
         results = self._write(group, start_at, group.first_reader)
         for node, result in zip(group.nodes, results, strict=True):
+            result.meta = {**result.meta, ORIGINS: origins_of(node)}
             node.replace_all_uses_with(result)
 
     def _write(self, group: _Group, start_at: Node, wait_at: Node) -> list[Node]:
@@ -231,7 +256,9 @@ class _Emitter:
     def _start(self, group: _Group, move: _Move, packed: list[Node]) -> Node:
         where = (move.axis, move.parts)
         match group.kind:
-            case Collective.ALL_REDUCE if group.bucketed:
+            case Collective.ALL_REDUCE if len(packed) == 1 and is_fresh(move.x):
+                return self.call(collectives.all_reduce_in_place, packed[0], *where)
+            case Collective.ALL_REDUCE if len(packed) > 1:
                 return self.call(collectives.all_reduce_in_place, self.call(aten.cat.default, packed, 0), *where)
             case Collective.ALL_REDUCE:
                 return self.call(collectives.all_reduce, packed[0], *where)

@@ -12,7 +12,7 @@ from paceline.placement.placements import Replicate, Shard
 from paceline.placement.redistribute import is_redistribution, redistribution_of
 from paceline.program.program import InputRole, Program
 from paceline.program.random import is_random
-from paceline.runtime.passes.views import VIEWS
+from paceline.runtime.passes.views import is_view
 
 aten = torch.ops.aten
 
@@ -33,9 +33,9 @@ def regather_parameters(program: Program) -> None:
             _, before, after, _, _ = redistribution_of(node)
             if source in shards and isinstance(before, Shard) and isinstance(after, Replicate):
                 gathered.add(node)
-        elif source in shards and (node.target in VIEWS or node.target is aten._to_copy.default):
+        elif source in shards and (is_view(node) or node.target is aten._to_copy.default):
             shards.add(node)
-        elif source in gathered and node.target in VIEWS:
+        elif source in gathered and is_view(node):
             gathered.add(node)
     for node in gathered:
         node.meta["recompute"] = True

@@ -1,24 +1,29 @@
-"""Operators whose result shares memory with their input: free to repeat and to move."""
+"""Which calls share memory with their input, by the operator's own schema: free to repeat and to move."""
 
 from __future__ import annotations
 
 import operator
 
 import torch
+from torch.fx import Node
 
-aten = torch.ops.aten
-VIEWS = {
-    aten.t.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.expand.default,
-    operator.getitem,
-}
+
+def is_view(node: Node) -> bool:
+    """Whether a result of the call may alias an input (`reshape` does, when it can)."""
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return any(result.alias_info is not None for result in node.target._schema.returns)
+
+
+def is_fresh(node: Node) -> bool:
+    """Whether a tensor owns its memory and has one reader, which may therefore overwrite it."""
+    if len(node.users) != 1:
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        twins = [user for user in source.users if user.args[1] == node.args[1]]
+        return len(twins) == 1 and isinstance(source.target, torch._ops.OpOverload) and not is_view(source)
+    return isinstance(node.target, torch._ops.OpOverload) and not is_view(node)
