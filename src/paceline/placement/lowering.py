@@ -173,7 +173,8 @@ class _Lowering:
         args: tuple[Any, ...]
         kwargs: dict[str, Any] = {}
         if is_redistribution(node):
-            args = (next(reads), *node.args[1:])
+            changed = localize(dict(self.problem.calls[node].arguments), strategy, self.problem.parts)
+            args = (next(reads), *(changed.get(str(i), value) for i, value in enumerate(node.args[1:], start=1)))
         else:
             call = self.problem.calls[node]
             named = {name: substitute(value) for name, value in arguments_by_name(node).items()}

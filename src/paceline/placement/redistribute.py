@@ -18,7 +18,7 @@ from paceline.placement.placements import (
     global_shape,
     local_shape,
 )
-from paceline.placement.rules.rule import Call, MapRule, rule
+from paceline.placement.rules.rule import Call, MapRule, Strategy, rule
 
 
 class Collective(Enum):
@@ -77,10 +77,29 @@ def _over_another_axis(call: Call) -> MapRule:
         up = _lift(placement, ranks, a, parts, before, whole)
         return None if up is None else _lower(up, ranks, b, parts, whole)
 
+    def localize(arguments: dict[str, Any], strategy: Strategy, ranks: int) -> dict[str, Any]:
+        inner = strategy.inputs[0]
+        up = _lift(inner, ranks, source, parts, local_in, whole) if isinstance(inner, Shard) else None
+        return (
+            {}
+            if up is None
+            else {"1": _within(source, parts, up, ranks, whole), "2": _within(target, parts, up, ranks, whole)}
+        )
+
     return MapRule(
         forward=lambda placement, ranks: carry(placement, ranks, source, target, local_in),
         backward=lambda placement, ranks: carry(placement, ranks, target, source, local_out),
+        localize=localize,
     )
+
+
+def _within(outer: Placement, parts: int, inner: Shard, ranks: int, whole: Shape) -> Placement:
+    """The placement over the earlier axis of a tensor that `inner` has cut: with fewer blocks, if those were cut."""
+    if not isinstance(outer, Shard) or inner.dim != outer.dim:
+        return outer
+    stride = whole[inner.dim] // (inner.blocks * ranks)
+    block = whole[inner.dim] // outer.blocks
+    return Shard(outer.dim, outer.blocks // ranks) if stride % block == 0 else outer
 
 
 def _lift(inner: Shard, ranks: int, outer: Placement, parts: int, local: Shape, whole: Shape) -> Shard | None:
