@@ -1,0 +1,162 @@
+"""The plan's side of a verification: trained by its ranks, every piece on every rank compared with the reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from paceline.plan import Plan
+from paceline.program.capture import Batch, as_call
+from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
+from paceline.runtime.rendezvous import join
+from paceline.runtime.state import Shard
+from paceline.verify.compare import Key, Kind, gap, largest_gap, loss_name
+from paceline.verify.precision import Precision
+from paceline.verify.steps import run_steps
+from paceline.verify.subject import Subject, batches
+from paceline.verify.traffic import Volume, traffic
+
+START, REFERENCE = "start.safetensors", "reference.safetensors"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ranks are to do. `directory` holds the two files START and REFERENCE, and takes what each process found."""
+
+    subject: Subject
+    plan: Plan
+    steps: int
+    rate: float
+    losses: tuple[float, ...]
+    directory: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads. The factory must be given by name."""
+        subject = {**asdict(self.subject), "precision": self.subject.precision.value}
+        rest = {"steps": self.steps, "rate": self.rate, "losses": list(self.losses), "directory": str(self.directory)}
+        return {"subject": subject, "plan": self.plan.to_dict(), **rest}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Job:
+        """Read what `to_json` returned."""
+        subject = values["subject"]
+        return cls(
+            Subject(subject["factory"], subject["arguments"], Precision(subject["precision"])),
+            Plan.from_dict(values["plan"]),
+            values["steps"],
+            values["rate"],
+            tuple(values["losses"]),
+            Path(values["directory"]),
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the ranks of one process found.
+
+    Attributes:
+        losses: one per step.
+        gaps: largest absolute difference from the reference.
+        forward, backward: collectives of a step, by kind.
+    """
+
+    losses: tuple[float, ...]
+    gaps: dict[Key, float]
+    forward: dict[str, Volume]
+    backward: dict[str, Volume]
+
+    def save(self, file: Path) -> None:
+        """Write it as JSON."""
+        volumes = {
+            name: {kind: asdict(volume) for kind, volume in found.items()}
+            for name, found in (("forward", self.forward), ("backward", self.backward))
+        }
+        found = [[kind.value, name, gap] for (kind, name), gap in self.gaps.items()]
+        file.write_text(json.dumps({"losses": self.losses, "gaps": found, **volumes}), encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path) -> Finding:
+        """Read what `save` wrote."""
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return cls(
+            tuple(values["losses"]),
+            {(Kind(kind), name): gap for kind, name, gap in values["gaps"]},
+            *({kind: Volume(**volume) for kind, volume in values[name].items()} for name in ("forward", "backward")),
+        )
+
+
+def run_rank(arguments: Mapping[str, Any]) -> None:
+    """Be a rank under the launcher: find, and leave the finding in the job's directory."""
+    job = Job.from_json(arguments)
+    with join() as world:
+        find(job).save(finding_file(job, world.rank))
+
+
+def finding_file(job: Job, rank: int) -> Path:
+    """Return where a rank leaves its finding."""
+    return job.directory / f"rank-{rank}.json"
+
+
+def find(job: Job, devices: Sequence[torch.device] | None = None) -> Finding:
+    """Train by the plan and compare; a collective.
+
+    Args:
+        job: what to do.
+        devices: run all ranks in this process.
+    """
+    module, batch = job.subject.build(job.directory / START)
+    precision = job.subject.precision
+    lifted = precision is Precision.FLOAT64
+    parallel = parallelize(module, batch, job.plan, devices=devices, autocast=precision.autocast, lifted=lifted)
+    assert isinstance(parallel, PlacedModule), "no fallback was asked for"
+    gaps: dict[Key, float] = {}
+
+    def differentiate(batch: Batch, seed: int) -> float:
+        parallel.seed(seed)
+        args, kwargs = as_call(batch)
+        loss: torch.Tensor = parallel(*args, **kwargs)
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        return loss.item()
+
+    def compare_gradients() -> None:
+        _compare(parallel, {Kind.GRADIENT}, job.directory / REFERENCE, gaps)
+
+    losses, _ = run_steps(
+        differentiate,
+        parallel.parameters(),
+        batches(batch, job.steps),
+        rate=job.rate,
+        after_first=compare_gradients,
+    )
+    _compare(parallel, {Kind.PARAMETER, Kind.BUFFER}, job.directory / REFERENCE, gaps)
+    for number, (loss, reference) in enumerate(zip(losses, job.losses, strict=True)):
+        gaps[Kind.LOSS, loss_name(number)] = gap(loss, reference)
+    args, kwargs = as_call(batch)
+    step = parallel.step(*args, **kwargs)
+    return Finding(tuple(losses), gaps, traffic(step.forward), traffic(step.backward))
+
+
+def _compare(parallel: ParallelModule, kinds: set[Kind], reference: Path, gaps: dict[Key, float]) -> None:
+    """Note the largest difference of every piece of every rank here from that part of the reference."""
+    with safe_open(reference, framework="pt") as saved:
+        names = set(saved.keys())
+        for shard in parallel.shards():
+            for kind in kinds & ({Kind.PARAMETER, Kind.GRADIENT} if shard.is_parameter else {Kind.BUFFER}):
+                value, key = _value(shard, kind), f"{kind.value}/{shard.name}"
+                if value is None and key not in names:
+                    continue
+                value = torch.zeros_like(shard.tensor) if value is None else value
+                whole = saved.get_tensor(key) if key in names else torch.zeros(shard.shape)
+                for dim, start in enumerate(shard.offset):
+                    whole = whole.narrow(dim, start, shard.tensor.shape[dim])
+                gaps[kind, shard.name] = max(largest_gap(value, whole), gaps.get((kind, shard.name), 0.0))
+
+
+def _value(shard: Shard, kind: Kind) -> torch.Tensor | None:
+    return shard.tensor.grad if kind is Kind.GRADIENT else shard.tensor.detach()

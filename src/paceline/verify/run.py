@@ -1,0 +1,166 @@
+"""`paceline verify`: a plan against the unmodified module run serially.
+
+In float32 and bfloat16 the plan is compared with the module itself. In float64 it is compared with the captured
+program, both lifted to float64 throughout: many modules compute parts in float32, and would hide what a plan does wrong
+below that. In every type, the captured program is compared with the module.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from paceline.errors import RecipeError, nearest
+from paceline.placement.intents import check_batch
+from paceline.plan import Mesh, Plan
+from paceline.program.build import Factory
+from paceline.program.capture import capture
+from paceline.program.precision import lift
+from paceline.runtime.launch import launch as launch_ranks
+from paceline.verify.compare import Key, differences, gaps
+from paceline.verify.locate import first_difference
+from paceline.verify.precision import Precision
+from paceline.verify.ranks import REFERENCE, START, Finding, Job, find, finding_file
+from paceline.verify.report import Report
+from paceline.verify.serial import Trajectory, run_eager, run_program
+from paceline.verify.subject import Subject, batch_size, batches, save_start
+
+_E = TypeVar("_E", bound=Enum)
+_ENTRY = "paceline.verify.ranks:run_rank"
+
+
+class _Launch(Enum):
+    PROCESSES = "processes"
+    INPROCESS = "inprocess"
+
+
+def verify(
+    factory: str | Factory,
+    mesh: str | Mesh,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    steps: int = 2,
+    dtype: str = "float64",
+    launch: str = "processes",
+    zero_stage: int = Plan.zero_stage,
+) -> Report:
+    """Compare a plan with the unmodified module, run serially from the same weights on the same samples.
+
+    Compared are the losses of all steps, every parameter's gradient of the first, and every buffer and parameter after
+    the last, each piece on each rank. `docs/verify.md` says how, and within what.
+
+    Args:
+        factory: what makes (module, batch), or its name: `package.module:callable` or `path/to/file.py:callable`.
+        mesh: such as `dp=2,fsdp=2`.
+        arguments: keyword arguments of the factory.
+        steps: optimizer steps.
+        dtype: `float64`, `float32`, or `bfloat16` for autocast.
+        launch: `processes`, or `inprocess` for all ranks in this one.
+        zero_stage: see `Plan`.
+
+    Raises:
+        RecipeError: the factory or an option cannot be used.
+        CaptureError: the module fails in this type, or cannot be captured.
+        PlanError: the batch cannot be divided over the mesh; the message says what could.
+        NonFiniteError: the serial run gives no numbers to compare with.
+    """
+    if steps < 1:
+        raise RecipeError(f"steps is {steps}; compare after at least 1 step.")
+    how = _choice(_Launch, launch, "launch")
+    subject = Subject(factory, dict(arguments or {}), _choice(Precision, dtype, "dtype"))
+    plan = Plan(Mesh.parse(mesh) if isinstance(mesh, str) else mesh, zero_stage=zero_stage)
+    if how is _Launch.PROCESSES:
+        subject = replace(subject, factory=_name_of(factory))
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
+        return _Verification(subject, plan, steps, how, Path(directory)).report()
+
+
+class _Verification:
+    """Runs the sides one after the other; what they share is in files of `directory`."""
+
+    def __init__(self, subject: Subject, plan: Plan, steps: int, how: _Launch, directory: Path) -> None:
+        self._subject = subject
+        self._precision = subject.precision
+        self._plan = plan
+        self._steps = steps
+        self._how = how
+        self._directory = directory
+
+    def report(self) -> Report:
+        module, batch = self._subject.build()
+        size = batch_size(batch)
+        assert size is not None
+        check_batch(size, self._plan.mesh)
+        save_start(module, batch, self._directory / START)
+        eager = run_eager(module, batches(batch, self._steps), self._precision)
+
+        # A fresh one, as every rank has it: the eager run may have left more behind than tensors.
+        module, batch = self._subject.build(self._directory / START)
+        program = capture(module, batch, autocast=self._precision.autocast)
+        captured = run_program(program, module, batches(batch, self._steps), eager.rate)
+        reference = eager
+        if self._precision is Precision.FLOAT64:
+            reference = run_program(lift(program), module, batches(batch, self._steps), eager.rate)
+
+        findings = self._findings(reference)
+        report = Report(
+            precision=self._precision,
+            mesh=str(self._plan.mesh),
+            ranks=self._plan.mesh.size,
+            launch=self._how.value,
+            zero_stage=self._plan.zero_stage,
+            steps=self._steps,
+            serial=reference.losses,
+            parallel=findings[0].losses,
+            differences=differences(_worst_of(findings), reference, self._precision.parallel.floor),
+            eager=differences(gaps(eager, captured), eager, self._precision.eager.floor),
+            forward=findings[0].forward,
+            backward=findings[0].backward,
+        )
+        if report.plan_equal:
+            return report
+        return replace(report, first=first_difference(program, module, batch, self._plan))
+
+    def _findings(self, reference: Trajectory) -> list[Finding]:
+        """Return what every process found."""
+        reference.save(self._directory / REFERENCE)
+        job = Job(self._subject, self._plan, self._steps, reference.rate, reference.losses, self._directory)
+        if self._how is _Launch.INPROCESS:
+            return [find(job, [torch.device("cpu")])]
+        ranks = self._plan.mesh.size
+        launch_ranks(_ENTRY, job.to_json(), ranks)
+        return [Finding.load(finding_file(job, rank)) for rank in range(ranks)]
+
+
+def _worst_of(findings: list[Finding]) -> dict[Key, float]:
+    keys = dict.fromkeys(key for finding in findings for key in finding.gaps)
+    return {key: max(finding.gaps.get(key, 0.0) for finding in findings) for key in keys}
+
+
+def _choice(kind: type[_E], value: str, name: str) -> _E:
+    allowed = [item.value for item in kind]
+    if value not in allowed:
+        raise RecipeError(f"{name} is '{value}'; choose one of {', '.join(allowed)}.{nearest(value, allowed)}")
+    return kind(value)
+
+
+def _name_of(factory: str | Factory) -> str:
+    """Return the name by which other processes find a factory."""
+    if isinstance(factory, str):
+        return factory
+    module, name = factory.__module__, factory.__qualname__
+    if module == "__main__":
+        module = getattr(sys.modules["__main__"], "__file__", None) or "<stdin>"
+    if "<" in name or "<" in module:
+        raise RecipeError(
+            f"processes cannot find the factory '{name}': define it at the top level of a file, name it as "
+            "'path/to/file.py:callable', or verify with launch='inprocess'."
+        )
+    return f"{module}:{name}"
