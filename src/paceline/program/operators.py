@@ -4,8 +4,9 @@ Each sum is linear in the batch, so a split batch gives partial sums of two numb
 the forward pass and one in the backward pass. The elementwise parts stay fused.
 
 `torch.ops.paceline.*`, all on x: [N, C, ...]:
-    batch_norm_sums(x, shift) -> [2, C]: sum(x - shift) and sum((x - shift)^2). A shift near the mean keeps the variance
-        from cancelling in float32; the running mean is one, and is the same on every rank.
+    batch_norm_sums(x, shift) -> [2, C] in float64: sum(x - shift) and sum((x - shift)^2). Elements are added up in
+        float32 about a value of this piece near their mean, where nothing cancels, and moved to `shift`, which is the
+        same on every rank, in float64.
     batch_norm_statistics(sums, shift, count, eps) -> mean, variance, 1 / sqrt(variance + eps); `count` is the global
         number of elements per channel. One reader of the sums, so that they are reduced once.
     batch_norm_apply(x, mean, rstd, weight?, bias?) -> x's shape.
@@ -43,15 +44,20 @@ def _reduced_dims(x: Tensor) -> list[int]:
 
 def _sums(x: Tensor, shift: Tensor) -> Tensor:
     dims = _reduced_dims(x)
-    shifted = x.to(shift.dtype) - _per_channel(x, shift)
-    first = shifted.sum(dims)
-    return torch.stack([first, shifted.mul_(shifted).sum(dims)])
+    near = x[:1].to(shift.dtype).mean(dims)
+    centred = x.to(shift.dtype) - _per_channel(x, near)
+    first = centred.sum(dims).double()
+    second = centred.mul_(centred).sum(dims).double()
+    distance = near.double() - shift.double()
+    moved = distance * (x.numel() // x.shape[1])
+    return torch.stack([first + moved, second + distance * (2 * first + moved)])
 
 
 def _statistics(sums: Tensor, shift: Tensor, count: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     means = sums / count
     variance = torch.addcmul(means[1], means[0], means[0], value=-1).clamp_min_(0.0)
-    return shift + means[0], variance, torch.rsqrt(variance + eps)
+    mean, rstd = shift + means[0], torch.rsqrt(variance + eps)
+    return mean.to(shift.dtype), variance.to(shift.dtype), rstd.to(shift.dtype)
 
 
 def _affine(x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
@@ -87,7 +93,7 @@ def _input_grad(
 
 
 def _fake_sums(x: Tensor, shift: Tensor) -> Tensor:
-    return shift.new_empty((2, x.shape[1]))
+    return shift.new_empty((2, x.shape[1]), dtype=torch.float64)
 
 
 def _fake_statistics(sums: Tensor, shift: Tensor, count: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
