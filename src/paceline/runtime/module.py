@@ -4,24 +4,54 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from paceline.errors import PlanError
+from paceline.errors import CaptureError, PlanError
 from paceline.placement.placements import Placement
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import Batch, batch_leaves
 from paceline.program.program import InputRole, OutputRole
 from paceline.program.random import is_random
 from paceline.runtime.executor import RankValues, local_piece
+from paceline.runtime.fallback import Fallback, FallbackModule
+from paceline.runtime.interface import ParallelModule, seeded
 from paceline.runtime.peers import Peers, connect, in_process
 from paceline.runtime.planning import Planner, Startup
 from paceline.runtime.state import LocalState, Shard
 from paceline.runtime.step import Step
+
+__all__ = ["ParallelModule", "PlacedModule", "Shard", "parallelize"]
+
+
+@overload
+def parallelize(
+    module: nn.Module,
+    batch: Batch,
+    plan: Plan | None = None,
+    *,
+    devices: Sequence[torch.device | str] | None = None,
+    autocast: torch.dtype | None = None,
+    lifted: bool = False,
+    fallback: None = None,
+) -> PlacedModule: ...
+
+
+@overload
+def parallelize(
+    module: nn.Module,
+    batch: Batch,
+    plan: Plan | None = None,
+    *,
+    devices: Sequence[torch.device | str] | None = None,
+    autocast: torch.dtype | None = None,
+    lifted: bool = False,
+    fallback: str | None,
+) -> ParallelModule: ...
 
 
 def parallelize(
@@ -32,6 +62,7 @@ def parallelize(
     devices: Sequence[torch.device | str] | None = None,
     autocast: torch.dtype | None = None,
     lifted: bool = False,
+    fallback: str | None = None,
 ) -> ParallelModule:
     """Return `module` split over the ranks of a plan; training it equals training `module` serially.
 
@@ -44,14 +75,19 @@ def parallelize(
         devices: run all ranks in this process, spread over these devices, instead of one rank per process.
         autocast: run the forward pass under autocast to this dtype.
         lifted: of a float64 module, compute in float64 also what it casts to a lower type; see `program.precision`.
+        fallback: `ddp` or `fsdp2`: should the module turn out impossible to capture on this batch, say so in a warning
+            and wrap `module` itself so; it promises less, see `runtime.fallback`. It is never taken unasked.
 
     Raises:
-        CaptureError: the module cannot be captured; the message shows the user's own line.
-        PlanError: the mesh does not fit the ranks, or the batch does not divide; the message says what would.
+        CaptureError: the module cannot be captured, and no fallback was asked for; the message shows the user's line.
+        PlanError: the mesh does not fit the ranks or the fallback, or the batch does not divide; it says what would.
     """
+    wrapping = Fallback.parse(fallback) if fallback is not None else None
     if plan is None:
         size = dist.get_world_size() if dist.is_initialized() else len(devices or ()) or 1
         plan = Plan(Mesh((("dp", size),)) if size > 1 else Mesh())
+    if wrapping is not None:
+        wrapping.check(plan.mesh, in_process=devices is not None)
     if devices is not None:
         peers = in_process(plan.mesh, [torch.device(device) for device in devices])
     else:
@@ -59,53 +95,25 @@ def parallelize(
         device = first.device if first is not None else torch.device("cpu")
         peers = connect(plan.mesh, device, compile=plan.compile)
     planner = Planner(module, plan, peers, autocast, lifted=lifted)
-    step = planner.step(batch, training=True, split=True)
-    return ParallelModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers))
+    try:
+        step = planner.step(batch, training=True, split=True)
+    except CaptureError as error:  # on every rank, so that all of them take the fallback or none does
+        if wrapping is None:
+            raise
+        return FallbackModule(module, plan, peers, wrapping, autocast=autocast, reason=str(error))
+    return PlacedModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers))
 
 
-class ParallelModule(nn.Module):
-    """A module that runs its placed program on the ranks of a mesh.
-
-    `parameters()` are the shards of the ranks in this process, under the user's own names (prefixed `rank0.`, `rank1.`,
-    ... when several ranks live here). Any `torch.optim` optimizer works on them.
-
-    Attributes:
-        plan: what is executed.
-        mesh: its axes.
-        ranks: the ranks of the mesh that live in this process.
-        input_shard: (index, count): which contiguous part of the batch `local` takes in this process.
-        last_weight: the weight of the mean that the last loss was (its number of samples or valid tokens).
-    """
+class PlacedModule(ParallelModule):
+    """A module that runs its placed program on the ranks of a mesh; the loss is the serial one."""
 
     def __init__(self, plan: Plan, planner: Planner, peers: Peers, state: LocalState) -> None:
-        super().__init__()
-        self.plan = plan
-        self.mesh = plan.mesh
-        self.ranks = peers.executor.ranks
-        self._peers = peers
+        super().__init__(plan, peers)
         self._planner = planner
         self._state = state
         self._prepared: dict[int, _Prepared] = {}
-        self._seed: int | None = None
-        self._calls = 0
-        self._base_seed = torch.tensor(torch.initial_seed() % (1 << 62), device=peers.devices[0])
-        peers.broadcast(self._base_seed)
         self._last_weight: Tensor | float | None = None
-        if len(self.ranks) == 1:
-            for name, child in state.modules[0].named_children():
-                self.add_module(name, child)
-            for name, parameter in state.modules[0].named_parameters(recurse=False):
-                self.register_parameter(name, parameter)
-            for name, buffer in state.modules[0].named_buffers(recurse=False):
-                self.register_buffer(name, buffer)
-        else:
-            for rank, tree in zip(self.ranks, state.modules, strict=True):
-                self.add_module(f"rank{rank}", tree)
-
-    @property
-    def input_shard(self) -> tuple[int, int]:
-        """(index, count) of this process's part of a batch that is split."""
-        return (0, 1) if self._peers.alone else (self.ranks[0], self.mesh.size)
+        self._register(state.modules)
 
     @property
     def last_weight(self) -> float:
@@ -130,10 +138,6 @@ class ParallelModule(nn.Module):
     def step(self, *args: Any, **kwargs: Any) -> Step:
         """Return what the ranks run for global batches like this one: its two graphs, inputs and placements."""
         return self._planner.step(_batch(args, kwargs), training=self.training, split=True)
-
-    def seed(self, value: int) -> None:
-        """Set the seed of the random operators of the next call; equal on all ranks."""
-        self._seed = value
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the serial loss of a global batch, which every process is given whole."""
@@ -174,11 +178,10 @@ class ParallelModule(nn.Module):
             named = {**pieces, **{name: value.to(device) for name, value in batch.items()}}
             inputs.append([named[placed.item.name].detach() for placed in step.inputs])
         parameters = [pieces[name] for pieces in self._state.pieces for name in step.gradients]
-        seed = int(self._base_seed) + self._calls if self._seed is None else self._seed
-        self._seed, self._calls = None, self._calls + 1
+        seed = self._next_seed()
 
         def forward() -> RankValues:
-            with _seeded(seed) if prepared.random else contextlib.nullcontext():
+            with seeded(seed) if prepared.random else contextlib.nullcontext():
                 results = prepared.forward(inputs)
             self._keep(step, results)
             return results
@@ -316,11 +319,3 @@ def _grown(batch: Batch, count: int) -> Any:
         return torch.empty((), dtype=part.dtype, device=part.device).expand(part.shape[0] * count, *part.shape[1:])
 
     return pytree.tree_map_only(Tensor, grow, batch)
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Draw from generators seeded so, and leave the global ones as they were."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield

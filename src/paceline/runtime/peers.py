@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
+from paceline import errors
 from paceline.errors import PacelineError, PlanError
 from paceline.plan import Mesh
 from paceline.program.serialize import Json
@@ -38,18 +39,18 @@ class Peers:
     alone: bool
 
     def from_leader(self, make: Callable[[], Stored]) -> Stored:
-        """Return what `make` gives on rank 0. A planning error of rank 0 is raised on every rank."""
+        """Return what `make` gives on rank 0. An error of rank 0 is raised on every rank, as the same class."""
         if self.alone:
             return make()
         if not self.leads:
             error, message, data, constants = self._receive()
             if error:
-                raise PlanError(f"rank 0 could not plan the program: {message}")
+                raise _error_class(error)(f"rank 0 could not plan the program: {message}")
             return data, constants
         try:
             data, constants = make()
         except PacelineError as error:
-            self._send({"error": str(error)}, {})
+            self._send({"error": type(error).__name__, "message": str(error)}, {})
             raise
         self._send({"step": data}, constants)
         return data, constants
@@ -65,7 +66,7 @@ class Peers:
             dist.broadcast(torch.tensor([len(content)], device=self.devices[0]), src=0)
             dist.broadcast(payload, src=0)
 
-    def _receive(self) -> tuple[bool, str, dict[str, Json], dict[str, Tensor]]:
+    def _receive(self) -> tuple[str, str, dict[str, Json], dict[str, Tensor]]:
         contents = []
         for _ in range(2):
             size = torch.zeros(1, dtype=torch.long, device=self.devices[0])
@@ -74,7 +75,13 @@ class Peers:
             dist.broadcast(payload, src=0)
             contents.append(payload.cpu().numpy().tobytes())
         data = json.loads(contents[0])
-        return "error" in data, data.get("error", ""), data.get("step", {}), safetensors.torch.load(contents[1])
+        return data.get("error", ""), data.get("message", ""), data.get("step", {}), safetensors.torch.load(contents[1])
+
+
+def _error_class(name: str) -> type[PacelineError]:
+    """Return the error of `paceline.errors` that rank 0 named."""
+    found = getattr(errors, name, None)
+    return found if isinstance(found, type) and issubclass(found, PacelineError) else PlanError
 
 
 def _dense(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class LocalState:
         self._aliases = step.aliases
         self.state_names = {name: step.aliases.get(name, name) for name in module.state_dict(keep_vars=True)}
         self.pieces: list[dict[str, Tensor]] = [{} for _ in peers.executor.ranks]
-        self.modules = [_Tree() for _ in peers.executor.ranks]
+        self.modules = [Tree() for _ in peers.executor.ranks]
         self._cut(module)
 
     def _cut(self, module: nn.Module) -> None:
@@ -135,16 +135,7 @@ class LocalState:
         Raises:
             CheckpointError: names or shapes differ; nothing was changed.
         """
-        wrong = [f"missing: {name}" for name in self.state_names if name not in state]
-        wrong += [
-            f"unexpected: {name}.{nearest(name, self.state_names)}" for name in state if name not in self.state_names
-        ]
-        for name in self.state_names.keys() & state.keys():
-            shape = self._placed[self.state_names[name]].shape
-            if tuple(state[name].shape) != shape:
-                wrong.append(f"{name} has shape {tuple(state[name].shape)}, the module has {shape}")
-        if wrong:
-            raise CheckpointError("the state does not fit the module:\n  " + "\n  ".join(sorted(wrong)[:20]))
+        check_state(state, {name: self._placed[original].shape for name, original in self.state_names.items()})
         with torch.no_grad():
             for name, original in self.state_names.items():
                 for rank, pieces in zip(self._peers.executor.ranks, self.pieces, strict=True):
@@ -152,15 +143,31 @@ class LocalState:
                     pieces[original].copy_(local_piece(state[name], placements, self.where(rank)))
 
 
-class _Tree(nn.Module):
+def check_state(state: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+    """Compare whole tensors with the names and shapes that a module has.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    wrong = [f"missing: {name}" for name in shapes if name not in state]
+    wrong += [f"unexpected: {name}.{nearest(name, shapes)}" for name in state if name not in shapes]
+    for name in shapes.keys() & state.keys():
+        if tuple(state[name].shape) != shapes[name]:
+            wrong.append(f"{name} has shape {tuple(state[name].shape)}, the module has {shapes[name]}")
+    if wrong:
+        raise CheckpointError("the state does not fit the module:\n  " + "\n  ".join(sorted(wrong)[:20]))
+
+
+class Tree(nn.Module):
     """A module without a forward pass that only holds tensors under dotted names."""
 
     def hold(self, name: str, tensor: Tensor) -> None:
+        """Register a parameter or buffer, and the modules on the way to it."""
         *path, leaf = name.split(".")
         here: nn.Module = self
         for part in path:
             if part not in here._modules:
-                here.add_module(part, _Tree())
+                here.add_module(part, Tree())
             here = here.get_submodule(part)
         if isinstance(tensor, nn.Parameter):
             here.register_parameter(leaf, tensor)
