@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from typing import Any
 
 import torch
@@ -18,11 +17,12 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from paceline.errors import PlanError, nearest
+from paceline.errors import PlanError
 from paceline.placement.placements import REPLICATE, Placement
 from paceline.placement.placements import Shard as ShardPlacement
-from paceline.plan import Axis, Mesh, Plan
+from paceline.plan import Axis, Plan
 from paceline.program.capture import LossOf
+from paceline.runtime.fallback_kind import Fallback
 from paceline.runtime.interface import ParallelModule, seeded
 from paceline.runtime.peers import Peers
 from paceline.runtime.planning import Startup
@@ -31,50 +31,6 @@ from paceline.runtime.wrapping import Wrapped, ddp, fsdp2, unwrapped
 
 _log = logging.getLogger(__name__)
 _FSDP = Axis.FSDP.value
-
-
-class Fallback(Enum):
-    """What wraps a module that cannot be captured."""
-
-    DDP = "ddp"
-    FSDP2 = "fsdp2"
-
-    @classmethod
-    def parse(cls, text: str) -> Fallback:
-        """Read a name.
-
-        Raises:
-            PlanError: there is no such fallback.
-        """
-        known = [fallback.value for fallback in cls]
-        if text not in known:
-            raise PlanError(f"there is no fallback '{text}'; known: {', '.join(known)}.{nearest(text, known)}")
-        return cls(text)
-
-    def check(self, mesh: Mesh, *, in_process: bool) -> None:
-        """Refuse a mesh that this cannot run on. One rank is a plain module under either name.
-
-        Raises:
-            PlanError: DDP splits no parameters, FSDP2 splits them along `fsdp`, and neither has ranks in one process.
-        """
-        if mesh.size == 1:
-            return
-        if in_process:
-            raise PlanError(
-                f"fallback '{self.value}' needs a process per rank, but all ranks of '{mesh}' are to run in this "
-                "one. Leave out devices=[...] (launch: processes), or the fallback."
-            )
-        sharded = _size(mesh, _FSDP) > 1
-        if self is Fallback.DDP and sharded:
-            raise PlanError(
-                f"fallback 'ddp' keeps all parameters on every rank, but mesh '{mesh}' splits them. "
-                f"Use the mesh 'dp={mesh.size}', or fallback 'fsdp2'."
-            )
-        if self is Fallback.FSDP2 and not sharded:
-            raise PlanError(
-                f"fallback 'fsdp2' splits parameters along an axis 'fsdp', which mesh '{mesh}' does not have. "
-                f"Use the mesh 'fsdp={mesh.size}', or fallback 'ddp'."
-            )
 
 
 class FallbackModule(ParallelModule):
@@ -281,10 +237,6 @@ class _Average(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> Any:
         return *tangents, None
-
-
-def _size(mesh: Mesh, axis: str) -> int:
-    return mesh[axis] if axis in mesh.names else 1
 
 
 def _named(module: nn.Module, *, remove_duplicate: bool) -> Iterator[tuple[str, Tensor]]:

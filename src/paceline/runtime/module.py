@@ -18,7 +18,8 @@ from paceline.program.capture import Batch, batch_leaves
 from paceline.program.program import InputRole, OutputRole
 from paceline.program.random import is_random
 from paceline.runtime.executor import RankValues, local_piece
-from paceline.runtime.fallback import Fallback, FallbackModule
+from paceline.runtime.fallback import FallbackModule
+from paceline.runtime.fallback_kind import Fallback
 from paceline.runtime.interface import ParallelModule, seeded
 from paceline.runtime.peers import Peers, connect, in_process
 from paceline.runtime.planning import Planner, Startup
@@ -228,10 +229,10 @@ class PlacedModule(ParallelModule):
                 squares[axes][position] = total
         totals = [self._peers.executor.sum(found, axes) for axes, found in sorted(squares.items())]
         norms = [torch.stack([found[p] for found in totals]).sum().sqrt() for p in range(len(self.ranks))]
-        for norm, pieces in zip(norms, self._state.pieces, strict=True):
-            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            gradients = [p.grad for p in pieces.values() if isinstance(p, nn.Parameter) and p.grad is not None]
-            torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+        if float(norms[0]) > max_norm:  # false for NaN, which then can still be traced to its parameter
+            for norm, pieces in zip(norms, self._state.pieces, strict=True):
+                gradients = [p.grad for p in pieces.values() if isinstance(p, nn.Parameter) and p.grad is not None]
+                torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).to(gradients[0].dtype))
         return norms[0].float()
 
     def placements(self, name: str) -> tuple[Placement, ...]:

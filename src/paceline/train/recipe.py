@@ -28,6 +28,7 @@ from torch import nn
 
 from paceline.errors import PlanError, RecipeError, nearest
 from paceline.plan import Mesh, Plan
+from paceline.runtime.fallback_kind import Fallback
 from paceline.train.complaints import complaint, complaints
 from paceline.train.data.config import DataConfig
 from paceline.train.optim import build_optimizer, build_schedule
@@ -225,6 +226,7 @@ class Recipe(Section):
         compile: a shorter way to write `plan.compile`, over which it wins.
         plan_section: `plan` in the file; `Recipe.plan()` is the plan it makes with the mesh.
         precision: type of the computation; `bfloat16` is autocast over float32 parameters.
+        fallback: what runs the module should it turn out impossible to capture; see `paceline.parallelize`.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -237,6 +239,7 @@ class Recipe(Section):
     seed: CountOrZero = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     launch: Literal["processes", "inprocess"] = "processes"
+    fallback: Literal["none", "ddp", "fsdp2"] = "none"
     train: TrainSection
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     schedule: ScheduleSection = Field(default_factory=ScheduleSection)
@@ -262,6 +265,11 @@ class Recipe(Section):
                 f"batches that would: {_listed(n * self.train.micro_batches for n in nearby)}.",
                 "mesh",
             )
+        if self.fallback != "none":
+            try:
+                Fallback.parse(self.fallback).check(self.mesh, in_process=self.launch == "inprocess")
+            except PlanError as error:
+                raise complaint(str(error), "fallback") from error
         if self.train.steps is not None and self.schedule.warmup > self.train.steps:
             raise complaint(
                 f"schedule.warmup is {self.schedule.warmup} steps in a run of {self.train.steps}; it is at most that.",

@@ -86,9 +86,10 @@ class _Run:
                 recipe.plan(),
                 devices=_all_devices(recipe) if recipe.launch == "inprocess" else None,
                 autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+                fallback=None if recipe.fallback == "none" else recipe.fallback,
             )
         if self.leads:
-            self.speaker.say(_how_planned(module))
+            self.speaker.say(_how_planned(module, recipe.fallback))
             write_whole(run.plan, _plan_text(module))
         with self.speaker.phase("optimizer"):
             trainer = self._trainer(module, source, held_out)
@@ -212,8 +213,10 @@ def _all_devices(recipe: Recipe) -> list[torch.device]:
     return [torch.device("cpu")]
 
 
-def _how_planned(module: ParallelModule) -> str:
+def _how_planned(module: ParallelModule, fallback: str) -> str:
     """What the time before the first step went to; on rank 0, which plans for all."""
+    if not module.startups:
+        return f"  the module could not be captured: it runs under fallback '{fallback}', with averages over ranks"
     startup = module.startups[0]
     if startup.capture_s == 0:
         return "  the placed program was found in the cache"
