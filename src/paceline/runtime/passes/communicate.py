@@ -85,6 +85,7 @@ def _groups(graph: Graph, bucket_bytes: int) -> list[_Group]:
     groups += [_Group(kind, found) for kind, found in gradients.closed()]
     groups.sort(key=lambda group: max(order[node.args[0]] for node in group.nodes))
     ahead = [_Group(kind, found, prefetch=True) for kind, found in gathers.closed()]
+    ahead.sort(key=lambda group: min((order[user] for user in group.nodes[0].users), default=order[group.nodes[0]]))
     return ahead + groups
 
 
@@ -216,9 +217,10 @@ class _Emitter:
         if group.kind is None:
             with self.graph.inserting_before(wait_at):
                 return [self._alone(move) for move in moves]
+        fresh = is_fresh(moves[0].x)
         with self.graph.inserting_before(start_at):
             packed = [self._pack(move, group.kind) for move in moves]
-            started = self._start(group, moves[0], packed)
+            started = self._start(group, moves[0], packed, fresh)
         with self.graph.inserting_before(wait_at):
             waited = self.call(collectives.wait, started)
             return [
@@ -253,10 +255,10 @@ class _Emitter:
             x = self.call(aten.permute.default, x, [1, 0, 2])
         return self.call(aten.reshape.default, x, [parts, outer * rest])
 
-    def _start(self, group: _Group, move: _Move, packed: list[Node]) -> Node:
+    def _start(self, group: _Group, move: _Move, packed: list[Node], fresh: bool) -> Node:
         where = (move.axis, move.parts)
         match group.kind:
-            case Collective.ALL_REDUCE if len(packed) == 1 and is_fresh(move.x):
+            case Collective.ALL_REDUCE if len(packed) == 1 and fresh:
                 return self.call(collectives.all_reduce_in_place, packed[0], *where)
             case Collective.ALL_REDUCE if len(packed) > 1:
                 return self.call(collectives.all_reduce_in_place, self.call(aten.cat.default, packed, 0), *where)

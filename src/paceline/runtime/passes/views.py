@@ -18,7 +18,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_fresh(node: Node) -> bool:
-    """Whether a tensor owns its memory and has one reader, which may therefore overwrite it."""
+    """Whether nothing but its one reader sees the memory of a tensor, so that the reader may overwrite it."""
     if len(node.users) != 1:
         return False
     if node.target is operator.getitem:
@@ -26,4 +26,6 @@ def is_fresh(node: Node) -> bool:
         assert isinstance(source, Node)
         twins = [user for user in source.users if user.args[1] == node.args[1]]
         return len(twins) == 1 and isinstance(source.target, torch._ops.OpOverload) and not is_view(source)
-    return isinstance(node.target, torch._ops.OpOverload) and not is_view(node)
+    if is_view(node):
+        return len(node.all_input_nodes) == 1 and is_fresh(node.all_input_nodes[0])
+    return isinstance(node.target, torch._ops.OpOverload)
