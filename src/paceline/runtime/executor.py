@@ -112,6 +112,7 @@ def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup
         if node.op == "call_function" and node.target in _BINDINGS:
             with bound.inserting_before(node):
                 replacement = _BINDINGS[node.target](bound, node, groups, in_place)
+            replacement.meta.setdefault("val", node.meta["val"])  # the next one bound may read its shape
             node.replace_all_uses_with(replacement)
             bound.erase_node(node)
     return GraphModule(root, bound)

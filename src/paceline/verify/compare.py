@@ -36,11 +36,24 @@ class Difference:
 
 def largest_gap(a: Tensor, b: Tensor) -> float:
     """Return max |a - b|; infinite where only one of the two is finite. Infinities and NaNs in the same place agree."""
-    if a.numel() == 0:
-        return 0.0
-    a, b = (x.double() if not x.is_complex() else torch.view_as_real(x).double() for x in (a, b))
-    gap = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
-    return float(gap.nan_to_num(nan=math.inf, posinf=math.inf).max())
+    return _largest(_gaps(a, b))
+
+
+def relative_gap(a: Tensor, b: Tensor, scale: float) -> float:
+    """Return max |a - b| / max(|b|, scale), element by element."""
+    found = _gaps(a, b)
+    magnitude = b.abs() if b.is_complex() else b.double().abs()
+    return _largest(torch.where(found == 0, 0.0, found / magnitude.clamp(min=scale)))
+
+
+def _gaps(a: Tensor, b: Tensor) -> Tensor:
+    if not a.is_complex():
+        a, b = a.double(), b.double()
+    return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+
+
+def _largest(gaps: Tensor) -> float:
+    return float(gaps.nan_to_num(nan=math.inf, posinf=math.inf).max()) if gaps.numel() else 0.0
 
 
 def gap(a: float, b: float) -> float:
@@ -97,7 +110,7 @@ def _scales(serial: Trajectory, floor: float) -> dict[Key, float]:
         Kind.BUFFER: serial.buffers,
     }
     for kind, tensors in kinds.items():
-        own = {name: _largest(tensor) for name, tensor in tensors.items()}
+        own = {name: _magnitude(tensor) for name, tensor in tensors.items()}
         # Buffers have nothing to do with each other: a mask of huge numbers says nothing about a running mean.
         least = floor * max(own.values(), default=0.0) if kind is not Kind.BUFFER else 0.0
         for name in _names(kind, serial, own):
@@ -109,6 +122,8 @@ def _names(kind: Kind, serial: Trajectory, own: Iterable[str]) -> Iterable[str]:
     return serial.parameters if kind is Kind.GRADIENT else own
 
 
-def _largest(tensor: Tensor) -> float:
-    finite = tensor.detach()[tensor.isfinite()] if tensor.numel() else tensor
-    return float(finite.abs().max()) if finite.numel() else 0.0
+def _magnitude(tensor: Tensor) -> float:
+    """Return the largest finite magnitude in a tensor; 0 where there is none."""
+    magnitude = tensor.detach().double().abs() if not tensor.is_complex() else tensor.detach().abs()
+    finite = magnitude[magnitude.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0

@@ -6,7 +6,7 @@ from rounding by many orders. What only real processes do wrong is not seen here
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from paceline.program.program import InputRole, Program
 from paceline.runtime.executor import local_piece
 from paceline.runtime.inprocess import InProcessExecutor
 from paceline.runtime.step import Step, schedule
-from paceline.verify.compare import largest_gap
+from paceline.verify.compare import relative_gap
 from paceline.verify.precision import Precision
 from paceline.verify.serial import program_inputs
 from paceline.verify.subject import SEED, named_tensors
@@ -42,6 +42,8 @@ _UNDEFINED = {
 }
 """Operators whose result is whatever was in memory."""
 _TOLERANCE = Precision.FLOAT64.parallel
+_SENTINEL = 1e6
+"""Beyond it, values are not computed but set, as masks are; they say nothing about the scale of the others."""
 
 
 @dataclass(frozen=True)
@@ -102,31 +104,48 @@ def first_difference(program: Program, module: nn.Module, batch: Batch, plan: Pl
 
 
 class _Serial(Interpreter):
-    """Runs a captured program and keeps every tensor, and the scale that its error is measured on."""
+    """Runs a captured program and keeps every tensor, and how much rounding to expect of each node.
+
+    A sum whose terms cancel is as wrong as its terms are large, and so is what is computed from it.
+    """
 
     def __init__(self, program: Program) -> None:
         super().__init__(GraphModule(program.constants, program.graph))
+        self.extra_traceback = False
         self.nodes = {node.name: node for node in program.graph.nodes}
         self.order = {name: position for position, name in enumerate(self.nodes)}
         self.values: dict[tuple[str, int], Tensor] = {}
-        self._largest: dict[Node, float] = {}
+        self._usual: dict[Node, float] = {}
+        self._noise: dict[Node, float] = {}
 
     def run_node(self, node: Node) -> Any:
         """Run one node and keep its results."""
         value = super().run_node(node)
         if node.op != "output":
-            tensors = value if isinstance(value, (list, tuple)) else [value]
-            for index, tensor in enumerate(tensors):
-                if isinstance(tensor, Tensor):
-                    self.values[node.name, index] = tensor
-            self._largest[node] = max((_largest(x) for x in tensors if isinstance(x, Tensor)), default=0.0)
+            results = value if isinstance(value, (list, tuple)) else [value]
+            tensors = {index: tensor for index, tensor in enumerate(results) if isinstance(tensor, Tensor)}
+            self.values.update({(node.name, index): tensor for index, tensor in tensors.items()})
+            self._usual[node] = max(map(_usual, tensors.values()), default=0.0)
+            self._noise[node] = self._noise_of(node)
         return value
 
-    def scale(self, origin: Origin) -> float:
-        """Return the tensor's largest value; of one that cancels to nothing, a share of what it is computed from."""
-        node = self.nodes[origin.node]
-        terms = max((self._largest[source] for source in node.all_input_nodes), default=0.0)
-        return max(_largest(self.values[origin.node, origin.index]), _TOLERANCE.floor * terms)
+    def _noise_of(self, node: Node) -> float:
+        sources = node.all_input_nodes
+        if node.target is operator.getitem:
+            return self._noise[sources[0]]
+        cancelled = _TOLERANCE.floor * max((self._usual[source] for source in sources), default=0.0)
+        carried = [
+            self._noise[source] * max([1.0, *(self._usual[other] for other in sources if other is not source)])
+            for source in sources
+            if self._noise[source] > self._usual[source]
+        ]
+        return max([cancelled, *carried])
+
+    def error(self, origin: Origin, whole: Tensor) -> float:
+        """Return the largest error of a tensor, relative to its usual values or to what it is computed from."""
+        reference = self.values[origin.node, origin.index]
+        scale = max(_usual(reference), self._noise[self.nodes[origin.node]])
+        return relative_gap(whole, reference, scale)
 
 
 class _Comparison:
@@ -148,10 +167,8 @@ class _Comparison:
         source = self._serial.nodes[origin.node]
         if key in self._found or source.target in _UNDEFINED:
             return
-        reference = self._serial.values[key]
-        gap = max(largest_gap(whole, reference) for whole in _whole(values, origin, self._mesh))
-        scale = self._serial.scale(origin)
-        if gap <= _TOLERANCE.rel_error * scale:
+        error = max(self._serial.error(origin, whole) for whole in _whole(values, origin, self._mesh))
+        if error <= _TOLERANCE.rel_error:
             self._agreed.add(key)
             return
         self._found[key] = FirstDifference(
@@ -161,7 +178,7 @@ class _Comparison:
             backward=bool(source.meta.get("backward")),
             redistributed=key in self._agreed,
             placements=tuple(zip(self._mesh.names, map(str, origin.placements), strict=True)),
-            rel_error=gap / scale if scale else math.inf,
+            rel_error=error,
         )
 
     def first(self) -> FirstDifference | None:
@@ -204,5 +221,10 @@ def _run(step: Step, executor: InProcessExecutor, tensors: Mapping[str, Tensor],
         executor.prepare(step.backward, step.constants)(saved)
 
 
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+def _usual(tensor: Tensor) -> float:
+    """Return the largest magnitude of floating-point numbers that are no sentinels."""
+    if not tensor.is_floating_point():
+        return 0.0
+    magnitude = tensor.abs()
+    usual = magnitude[magnitude < _SENTINEL]
+    return float(usual.max()) if usual.numel() else 0.0

@@ -79,6 +79,7 @@ def run_program(program: Program, module: nn.Module, batches: Iterable[Batch], r
     """Train copies of a module's tensors by a captured program, interpreted serially; the module is not changed."""
     tensors = _copies(module)
     interpreter = Interpreter(GraphModule(program.constants, program.graph))
+    interpreter.extra_traceback = False
 
     def differentiate(batch: Batch, seed: int) -> float:
         torch.manual_seed(seed)
