@@ -6,6 +6,7 @@ values of all ranks side by side.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
@@ -40,14 +41,13 @@ class InProcessExecutor:
         per_rank = {name: [value.to(device) for device in self._devices] for name, value in constants.items()}
 
         def run(values: RankValues) -> RankValues:
-            inputs = [list(column) for column in zip(*values, strict=True)] if values[0] else []
+            inputs = deque([list(column) for column in zip(*values, strict=True)] if values[0] else [])
             for rank_values in values:
                 rank_values.clear()
-            feed = iter(inputs)
             environment: dict[Node, list[Any]] = {}
             for node in graph.nodes:
                 if node.op == "placeholder":
-                    environment[node] = next(feed)
+                    environment[node] = inputs.popleft()
                 elif node.op == "get_attr":
                     environment[node] = per_rank[str(node.target)]
                 elif node.op == "output":
