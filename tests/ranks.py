@@ -39,7 +39,14 @@ from paceline.runtime.failures import Failure, first_cause, read_failures
 from paceline.runtime.world import STORE_FILE
 
 # Loaded once in the server; what tests need beyond it, each of their processes loads for itself.
-PRELOAD = ["pytest", "torch", "torch.distributed", "torch._dynamo", "paceline.runtime.rendezvous"]
+PRELOAD = [
+    "pytest",
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "paceline.runtime.module",
+    "paceline.runtime.rendezvous",
+]
 
 _OURS = ("world", "rank", "mesh")
 _DUMP_S = 1.0

@@ -197,6 +197,9 @@ def _module_paths(root: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        # Those that an exception left open: hooks that are always called are not, while compiling.
+        for context in (context for contexts in reversed(open_contexts.values()) for context in reversed(contexts)):
+            context.__exit__(None, None, None)
 
 
 def _explain(error: Exception) -> str:

@@ -68,7 +68,7 @@ class FallbackModule(ParallelModule):
         self._state_names = {name: aliases[name] for name in module.state_dict(keep_vars=True) if name in aliases}
         self._buffer_names = {name: aliases[name] for name, _ in module.named_buffers(remove_duplicate=False)}
         self._kept = dict(module.named_buffers())
-        self._wrapped = _wrap(LossOf(module, autocast), plan, self.ranks[0], fallback)
+        self._wrapped = _wrap(_Loss(module, autocast), plan, self.ranks[0], fallback)
         self._sharded = (_FSDP,) if fallback is Fallback.FSDP2 and self.mesh.size > 1 else ()
         self._weight = 0.0
         tree = Tree()
@@ -212,10 +212,9 @@ class FallbackModule(ParallelModule):
 
 
 _WARNING = (
-    "the module could not be captured; it runs under fallback='%s', as was asked for. The plan's promise to equal the "
-    "serial run does not hold there: loss and gradients are averages over ranks whatever number of tokens each holds "
-    "(the weight of a loss is its number of samples), batch norm sees a rank's own samples, dropout draws other masks, "
-    "and nothing is compiled. The reason: %s"
+    "taking fallback='%s', as was asked for. It does not promise to equal the serial run: loss and gradients are "
+    "averages over ranks whatever number of tokens each holds (a loss weighs its number of samples), batch norm sees a "
+    "rank's own samples, dropout draws other masks, and nothing is compiled. The reason: %s"
 )
 
 
@@ -223,6 +222,13 @@ def _wrap(root: LossOf, plan: Plan, rank: int, fallback: Fallback) -> Wrapped:
     if plan.mesh.size == 1:
         return unwrapped(root, rank)
     return (ddp if fallback is Fallback.DDP else fsdp2)(root, plan, rank)
+
+
+class _Loss(LossOf):
+    """Returns a tensor of its own, for FSDP2 hangs a hook on it that a view could lose."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs).clone()
 
 
 class _Average(torch.autograd.Function):

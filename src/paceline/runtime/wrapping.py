@@ -61,7 +61,7 @@ def ddp(root: LossOf, plan: Plan, rank: int) -> Wrapped:
     """
     wrapped = DistributedDataParallel(
         root,
-        broadcast_buffers=False,
+        forward_sync_buffers=False,
         init_sync=False,
         find_unused_parameters=True,
         bucket_cap_mb=plan.bucket_bytes / 2**20,
