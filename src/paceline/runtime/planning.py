@@ -6,8 +6,10 @@ deadlock.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,6 @@ from paceline.plan import Plan
 from paceline.program.capture import Batch, capture
 from paceline.program.fingerprint import fingerprint
 from paceline.program.precision import lift
-from paceline.program.sources import source_hashes
 from paceline.runtime.peers import Peers, Stored
 from paceline.runtime.program_cache import ProgramCache, default_directory
 from paceline.runtime.step import Step, schedule
@@ -49,6 +50,8 @@ class Planner:
         self._peers = peers
         self._autocast = autocast
         self._lifted = lifted
+        # A module that was given in training may hold parts in evaluation, frozen batch norms say: they stay so.
+        self._training_modes = {part: part.training or not module.training for part in module.modules()}
         self._cache = ProgramCache(default_directory())
         self._steps: dict[Any, Step] = {}
         self._capture_s = self._place_s = 0.0
@@ -76,12 +79,8 @@ class Planner:
 
     def _stored(self, batch: Batch, training: bool, split: bool) -> Stored:
         """Return the step as stored values, from the cache where it is there. Runs on rank 0 only."""
-        was_training = self._module.training
-        self._module.train(training)
-        try:
+        with _mode(self._module, self._training_modes if training else {}):
             return self._from_cache(batch, split)
-        finally:
-            self._module.train(was_training)
 
     def _from_cache(self, batch: Batch, split: bool) -> Stored:
         extra = {"plan": self._plan.to_dict(), "split": split, "autocast": str(self._autocast), "lifted": self._lifted}
@@ -101,8 +100,21 @@ class Planner:
             _log.warning("no rule for %s: every rank computes them whole", ", ".join(step.unknown_operators))
         data = step_to_json(step)
         if found is not None:
-            self._cache.store(found.key, data, step.constants, source_hashes(found.packages))
+            self._cache.store(found.key, data, step.constants, found.packages)
         return data, step.constants
+
+
+@contextlib.contextmanager
+def _mode(module: nn.Module, training: Mapping[nn.Module, bool]) -> Iterator[None]:
+    """Put each part of a module into training as told, all others into evaluation; restore them afterwards."""
+    before = {part: part.training for part in module.modules()}
+    try:
+        for part in before:
+            part.training = training.get(part, False)
+        yield
+    finally:
+        for part, was in before.items():
+            part.training = was
 
 
 def _signature(leaf: Any) -> Any:
