@@ -312,11 +312,13 @@ def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
 
 
 def _grown(batch: Batch, count: int) -> Any:
-    """Return a global batch (without data) of which `batch` is one of `count` parts."""
+    """Return a global batch, of values that nobody reads, of which `batch` is one of `count` parts.
+
+    Tensors without the batch dimension, which is the first of the first tensor that has one, stay as they are.
+    """
+    size = next((leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
     def grow(part: Tensor) -> Tensor:
-        if part.ndim == 0:
-            return part
-        return torch.empty((), dtype=part.dtype, device=part.device).expand(part.shape[0] * count, *part.shape[1:])
+        return part.new_empty((size * count, *part.shape[1:])) if part.shape[:1] == (size,) else part
 
     return pytree.tree_map_only(Tensor, grow, batch)
