@@ -37,7 +37,8 @@ class FallbackModule(ParallelModule):
     """A module that runs as it is, under DDP or FSDP2. See the top of this file for what it does not promise.
 
     Under DDP each rank may take other branches. Under FSDP2 all ranks must call the same children of the module's
-    outermost `ModuleList`s in the same order, for their parameters are gathered then. Buffers are those of rank 0.
+    outermost `ModuleList`s in the same order, for their parameters are gathered then; a parameter that no rank used has
+    a gradient of zero there, not none. Buffers are those of rank 0.
 
     Args:
         module: the user's own; it is wrapped itself.

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from paceline.errors import RecipeError
 from paceline.program.factory import load_factory
-from paceline.runtime.module import ParallelModule, parallelize
-from paceline.runtime.rendezvous import Launcher, World, join
+from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
+from paceline.runtime.rendezvous import World, join
 from paceline.train.callbacks import Callback, EndReport
 from paceline.train.checkpoint import Checkpointer, export_safetensors
 from paceline.train.data import Loader, MicroBatch, Source, open_source
@@ -46,7 +46,7 @@ def train(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
         PacelineError: bad input, or the training failed.
     """
     run = RunDirectory(out)
-    with join(recipe.device) as world, run.logging(world.rank, kept=world.launcher is Launcher.PACELINE) as log:
+    with join(recipe.device) as world, run.logging(world.rank) as log:
         # Rank 0 speaks for all; the others keep to their logs.
         speaker = Speaker(Console(quiet=world.rank != 0), log)
         try:
@@ -191,7 +191,9 @@ class _Run:
             self.speaker.console.rule("what the model writes")
             self.speaker.say(text)
             self.speaker.console.rule()
-        self.speaker.say(next_steps(self.recipe, self.run, report, importlib.util.find_spec("tensorboard") is not None))
+        tensorboard = importlib.util.find_spec("tensorboard") is not None
+        placed = isinstance(module, PlacedModule)
+        self.speaker.say(next_steps(self.recipe, self.run, report, tensorboard=tensorboard, placed=placed))
 
     def _sample(self) -> str:
         """What the user's own module, with the trained weights, answers to the recipe's prompt."""

@@ -68,17 +68,12 @@ class RunDirectory:
         return self.root / "logs" / f"rank-{rank}.log"
 
     @contextmanager
-    def logging(self, rank: int, kept: bool = False) -> Iterator[logging.Logger]:
+    def logging(self, rank: int) -> Iterator[logging.Logger]:
         """Append what this package logs to the rank's file, for the time of the context.
 
-        Args:
-            rank: of this process.
-            kept: our launcher has already opened that file for all logs; nothing is added to them.
+        Our launcher has that file open too, for what the rank prints and for its traceback; both append.
         """
         log = logging.getLogger("paceline")
-        if kept:
-            yield log
-            return
         path = self.log(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8")

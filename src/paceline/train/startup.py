@@ -54,8 +54,16 @@ class FirstStep(Callback):
             self._speaker.say(f"{'first step':<22}{report.seconds:6.2f} s")
 
 
-def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, tensorboard: bool) -> str:
-    """Return what the user may do with a finished run, as commands to copy."""
+def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, *, tensorboard: bool, placed: bool) -> str:
+    """Return what the user may do with a finished run, as commands to copy.
+
+    Args:
+        recipe: of the run.
+        run: its directory.
+        report: how it ended.
+        tensorboard: whether that is installed.
+        placed: the module runs a placed program, which fits any mesh and equals serial, and no fallback.
+    """
     config, out = shlex.quote(str(run.config)), shlex.quote(str(run.root))
     other = f"fsdp={max(2, recipe.mesh.size)}"
     lines = [
@@ -64,9 +72,12 @@ def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, tensorboard
         "",
         "What next:",
         f"  train longer          paceline train {config} --out {out} --resume --set train.steps={2 * report.steps}",
-        f"  on another mesh       paceline train {config} --mesh {other}",
-        f"  prove it is serial    paceline verify {config} --mesh {recipe.mesh}",
     ]
+    if placed:
+        lines += [
+            f"  on another mesh       paceline train {config} --mesh {other}",
+            f"  prove it is serial    paceline verify {config} --mesh {recipe.mesh}",
+        ]
     if tensorboard:
         lines.append(f"  look at the curves    tensorboard --logdir {shlex.quote(str(run.tensorboard))}")
     return "\n".join(lines)
