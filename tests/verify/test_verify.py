@@ -57,7 +57,7 @@ def test_traffic_of_data_parallelism_is_each_gradient_once() -> None:
     nbytes = 4 * sum(parameter.numel() for parameter in module.parameters())
     assert report.backward["all_reduce"].bytes == nbytes
     assert list(report.backward) == ["all_reduce"]
-    assert report.forward["all_reduce"].bytes == 8  # the loss and the number of its targets
+    assert report.forward["all_reduce"].bytes == 4 + 8  # the loss, and the number of its targets
 
 
 def test_one_rank() -> None:
