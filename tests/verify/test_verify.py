@@ -44,9 +44,9 @@ def test_zero_stages_gather_once_or_twice(zero_stage: int) -> None:
     assert ("all_gather" in report.backward) is (zero_stage == 3)
 
 
-@pytest.mark.parametrize("family", ["gpt", "own"])
-def test_autocast(family: str) -> None:
-    report = verify(f"tests.models:{family}", "dp=2", dtype="bfloat16", launch="inprocess", steps=3)
+@pytest.mark.parametrize(("family", "mesh"), [("gpt", "dp=2,fsdp=2"), ("gpt2", "fsdp=2"), ("own", "dp=2")])
+def test_autocast(family: str, mesh: str) -> None:
+    report = verify(f"tests.models:{family}", mesh, dtype="bfloat16", launch="inprocess", steps=3)
     assert report.equal, report.to_json()
     assert len(report.serial) == 3
 
@@ -83,6 +83,17 @@ def test_keys_of_the_json() -> None:
 
 def test_the_room_is_a_verb() -> None:
     assert isinstance(paceline.verify(models.own, "dp=2", steps=1, launch="inprocess"), Report)
+
+
+def drawn_anew() -> models.Built:
+    """Other weights and samples at each call, whatever the seeds."""
+    torch.seed()
+    module, (x, y) = models.own()
+    return module, (torch.randn_like(x), y)
+
+
+def test_all_runs_start_alike_whatever_the_factory_draws() -> None:
+    assert verify(drawn_anew, "dp=2", launch="inprocess").equal
 
 
 class Fixed(nn.Module):

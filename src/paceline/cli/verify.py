@@ -59,21 +59,25 @@ def verify(
         zero_stage = zero_stage or loaded.plan().zero_stage
     elif mesh is None:
         raise RecipeError("name the mesh to verify on, as in --mesh fsdp=2.")
+    assert model is not None and mesh is not None
 
     from rich.console import Console
 
     from paceline.verify.run import verify as verify_plan
 
-    report = verify_plan(
-        model,
-        mesh,
-        arguments=arguments,
-        steps=steps,
-        dtype=dtype.value,
-        launch=(launch or Launch.PROCESSES).value,
-        zero_stage=zero_stage or Plan.zero_stage,
-    )
-    report.print(Console())
+    console = Console()
+    with console.status("importing") as status:
+        report = verify_plan(
+            model,
+            mesh,
+            arguments=arguments,
+            steps=steps,
+            dtype=dtype.value,
+            launch=(launch or Launch.PROCESSES).value,
+            zero_stage=zero_stage or Plan.zero_stage,
+            tell=status.update,
+        )
+    report.print(console)
     if json_file is not None:
         write_json(report.to_json(), json_file)
     if not report.equal:

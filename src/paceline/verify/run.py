@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -50,6 +50,7 @@ def verify(
     dtype: str = "float64",
     launch: str = "processes",
     zero_stage: int = Plan.zero_stage,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compare a plan with the unmodified module, run serially from the same weights on the same samples.
 
@@ -64,6 +65,7 @@ def verify(
         dtype: `float64`, `float32`, or `bfloat16` for autocast.
         launch: `processes`, or `inprocess` for all ranks in this one.
         zero_stage: see `Plan`.
+        tell: is told what is being done, in a few words.
 
     Raises:
         RecipeError: the factory or an option cannot be used.
@@ -79,21 +81,25 @@ def verify(
     if how is _Launch.PROCESSES:
         subject = replace(subject, factory=_name_of(factory))
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
-        return _Verification(subject, plan, steps, how, Path(directory)).report()
+        return _Verification(subject, plan, steps, how, Path(directory), tell).report()
 
 
 class _Verification:
     """Runs the sides one after the other; what they share is in files of `directory`."""
 
-    def __init__(self, subject: Subject, plan: Plan, steps: int, how: _Launch, directory: Path) -> None:
+    def __init__(
+        self, subject: Subject, plan: Plan, steps: int, how: _Launch, directory: Path, tell: Callable[[str], None]
+    ) -> None:
         self._subject = subject
         self._precision = subject.precision
         self._plan = plan
         self._steps = steps
         self._how = how
         self._directory = directory
+        self._tell = tell
 
     def report(self) -> Report:
+        self._tell("training the unmodified module serially")
         module, batch = self._subject.build()
         size = batch_size(batch)
         assert size is not None
@@ -101,6 +107,7 @@ class _Verification:
         save_start(module, batch, self._directory / START)
         eager = run_eager(module, batches(batch, self._steps), self._precision)
 
+        self._tell("capturing it, and training the captured program serially")
         # A fresh one, as every rank has it: the eager run may have left more behind than tensors.
         module, batch = self._subject.build(self._directory / START)
         program = capture(module, batch, autocast=self._precision.autocast)
@@ -109,6 +116,7 @@ class _Verification:
         if self._precision is Precision.FLOAT64:
             reference = run_program(lift(program), module, batches(batch, self._steps), eager.rate)
 
+        self._tell(f"training by the plan on {self._plan.mesh.size} ranks")
         findings = self._findings(reference)
         report = Report(
             precision=self._precision,
@@ -126,6 +134,7 @@ class _Verification:
         )
         if report.plan_equal:
             return report
+        self._tell("looking for the first difference along the program")
         return replace(report, first=first_difference(program, module, batch, self._plan))
 
     def _findings(self, reference: Trajectory) -> list[Finding]:

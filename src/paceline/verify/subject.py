@@ -29,7 +29,7 @@ class Subject:
     precision: Precision = Precision.FLOAT64
 
     def build(self, start: Path | None = None) -> tuple[nn.Module, Batch]:
-        """Return a fresh module in training mode, and the batch.
+        """Return a fresh module in training mode, and the batch; both on the CPU, in the type of the precision.
 
         Args:
             start: a file that `save_start` wrote: take tensors from there, whatever the factory draws.
@@ -46,8 +46,8 @@ class Subject:
                 "keyword arguments with a tensor among them, whose first dimension is the samples."
             )
         dtype = self.precision.storage
-        module = module.to(dtype).train()
-        batch = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)
+        module = module.to("cpu", dtype).train()
+        batch = pytree.tree_map_only(Tensor, lambda x: x.to("cpu", dtype if x.is_floating_point() else x.dtype), batch)
         return (module, batch) if start is None else (module, _restored(module, batch, start))
 
 
