@@ -69,6 +69,9 @@ def parallelize(
 
     A collective: every rank calls it with an equal module. The weights are those of rank 0.
 
+    With one rank per process `module` is consumed: what a rank holds whole it shares with it, and parameters of which
+    it keeps a shard give their memory back and read as NaN. To go on using it, copy it before (`copy.deepcopy`).
+
     Args:
         module: called as `module(*batch)` or `module(**batch)`, returns a scalar loss or an object with `.loss`.
         batch: an example of a global batch, a tuple or a dictionary.
@@ -102,7 +105,7 @@ def parallelize(
         if wrapping is None:
             raise
         return FallbackModule(module, plan, peers, wrapping, autocast=autocast, reason=str(error))
-    return PlacedModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers))
+    return PlacedModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers, planner.hollow))
 
 
 class PlacedModule(ParallelModule):
@@ -176,8 +179,12 @@ class PlacedModule(ParallelModule):
         prepared = self._prepare(step)
         inputs: RankValues = []
         for batch, pieces, device in zip(batches, self._state.pieces, self._peers.devices, strict=True):
-            named = {**pieces, **{name: value.to(device) for name, value in batch.items()}}
-            inputs.append([named[placed.item.name].detach() for placed in step.inputs])
+            inputs.append(
+                [
+                    (batch[item.name].to(device) if item.role is InputRole.BATCH else pieces[item.name]).detach()
+                    for item in (placed.item for placed in step.inputs)
+                ]
+            )
         parameters = [pieces[name] for pieces in self._state.pieces for name in step.gradients]
         seed = self._next_seed()
 

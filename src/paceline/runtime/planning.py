@@ -22,6 +22,7 @@ from paceline.plan import Plan
 from paceline.program.capture import Batch, capture
 from paceline.program.fingerprint import fingerprint
 from paceline.program.precision import lift
+from paceline.runtime.hollow import Hollow
 from paceline.runtime.peers import Peers, Stored
 from paceline.runtime.program_cache import ProgramCache, default_directory
 from paceline.runtime.step import Step, schedule
@@ -56,6 +57,7 @@ class Planner:
         self._steps: dict[Any, Step] = {}
         self._capture_s = self._place_s = 0.0
         self.startups: list[Startup] = []
+        self.hollow = Hollow()
 
     def step(self, batch: Batch, *, training: bool, split: bool) -> Step:
         """Return the step for global batches like `batch`; a collective when it is new.
@@ -79,7 +81,7 @@ class Planner:
 
     def _stored(self, batch: Batch, training: bool, split: bool) -> Stored:
         """Return the step as stored values, from the cache where it is there. Runs on rank 0 only."""
-        with _mode(self._module, self._training_modes if training else {}):
+        with self.hollow.shaped(), _mode(self._module, self._training_modes if training else {}):
             return self._from_cache(batch, split)
 
     def _from_cache(self, batch: Batch, split: bool) -> Stored:
@@ -119,5 +121,5 @@ def _mode(module: nn.Module, training: Mapping[nn.Module, bool]) -> Iterator[Non
 
 def _signature(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.dtype, leaf.device
+        return tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad
     return type(leaf), repr(leaf)

@@ -15,6 +15,7 @@ from paceline.placement.placements import Shard as ShardPlacement
 from paceline.plan import Mesh
 from paceline.program.program import InputRole
 from paceline.runtime.executor import local_piece
+from paceline.runtime.hollow import Hollow
 from paceline.runtime.peers import Peers
 from paceline.runtime.step import PlacedInput, Step
 
@@ -45,10 +46,12 @@ class Shard:
 class LocalState:
     """Parameters and buffers of the ranks in this process, cut from a module on rank 0.
 
-    `modules` holds, for each rank here, a tree of plain modules shaped like the user's, with the local pieces.
+    `modules` holds, for each rank here, a tree of plain modules shaped like the user's, with the local pieces. The only
+    rank of a process takes the tensors of the module over: it shares what it has whole, and `hollow` gives back the
+    memory of parameters of which it keeps a shard.
     """
 
-    def __init__(self, module: nn.Module, step: Step, mesh: Mesh, peers: Peers) -> None:
+    def __init__(self, module: nn.Module, step: Step, mesh: Mesh, peers: Peers, hollow: Hollow) -> None:
         self._mesh = mesh
         self._peers = peers
         self._placed = {
@@ -60,9 +63,10 @@ class LocalState:
         self.state_names = {name: step.aliases.get(name, name) for name in module.state_dict(keep_vars=True)}
         self.pieces: list[dict[str, Tensor]] = [{} for _ in peers.executor.ranks]
         self.modules = [Tree() for _ in peers.executor.ranks]
-        self._cut(module)
+        self._cut(module, hollow)
 
-    def _cut(self, module: nn.Module) -> None:
+    def _cut(self, module: nn.Module, hollow: Hollow) -> None:
+        takes_over = len(self.pieces) == 1
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, tensor in tensors.items():
             whole = tensor.detach()
@@ -70,10 +74,14 @@ class LocalState:
             for position, rank in enumerate(self._peers.executor.ranks):
                 piece = local_piece(whole, self._placed[name].placements, self.where(rank))
                 piece = piece.to(self._peers.devices[position])
-                if piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                is_whole = piece.shape == tensor.shape
+                shares = piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+                if shares and not (takes_over and is_whole):
                     piece = piece.clone()
                 if isinstance(tensor, nn.Parameter):
                     piece = nn.Parameter(piece, requires_grad=tensor.requires_grad)
+                    if takes_over and not is_whole:
+                        hollow.release(tensor)
                 self.pieces[position][name] = piece
         every = [*self.pieces[0], *self._aliases]
         for tree, pieces in zip(self.modules, self.pieces, strict=True):
