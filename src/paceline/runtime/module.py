@@ -234,6 +234,8 @@ class PlacedModule(ParallelModule):
                 total = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).square().sum()
                 squares.setdefault(axes, [torch.zeros((), dtype=torch.float64, device=total.device)] * len(self.ranks))
                 squares[axes][position] = total
+        if not squares:
+            return torch.zeros(())
         totals = [self._peers.executor.sum(found, axes) for axes, found in sorted(squares.items())]
         norms = [torch.stack([found[p] for found in totals]).sum().sqrt() for p in range(len(self.ranks))]
         if float(norms[0]) > max_norm:  # false for NaN, which then can still be traced to its parameter
