@@ -46,7 +46,7 @@ class Writer:
         return self.graph
 
     def _meta(self, value: Tensor) -> dict[str, object]:
-        return {"val": value, "backward": False, "module": "", "recompute": False}
+        return {"val": value, "backward": False, "module": "", "rematerialize": False}
 
 
 def local_of(shape: Shape, placements: Sequence[Placement], mesh: Mesh) -> Shape:

@@ -1,4 +1,4 @@
-"""Which splits may occur on each tensor, and which dimensions descend from the batch.
+"""Which splits may occur on each tensor, and which of them descend from the batch.
 
 Both are found by passing splits along the rules, forwards and backwards, until nothing new appears.
 """
@@ -66,20 +66,22 @@ def tensors_of(problem: Problem, node: Node) -> list[Ref]:
     return [*problem.inputs[node], *(Ref(node, index) for index in range(len(results(node))))]
 
 
-def descendants(problem: Problem, candidates: Candidates, seeds: dict[Node, int]) -> dict[Ref, set[int]]:
-    """Return the dimensions of each tensor that descend from the given dimension of each seed placeholder."""
-    marked: dict[Ref, set[int]] = defaultdict(set)
-    for node, dim in seeds.items():
-        marked[Ref(node, 0)].add(dim)
+def descendants(problem: Problem, seeds: dict[Node, Shard]) -> dict[Ref, set[Shard]]:
+    """Return the splits of each tensor that descend from a split of some placeholders.
+
+    Splits are followed rather than dimensions: flattened and unflattened again, the batch does not become the time axis.
+    """
+    descend: dict[Ref, set[Shard]] = defaultdict(set)
+    for node, shard in seeds.items():
+        descend[Ref(node, 0)].add(shard)
     for node in problem.nodes:
         if node.op != "call_function":
             continue
         call, rule = problem.calls[node], problem.rules[node]
-        tensors, inputs = tensors_of(problem, node), len(problem.inputs[node])
-        for slot in range(inputs):
-            for shard in candidates.of(tensors[slot]) if marked[tensors[slot]] else ():
-                if shard.dim in marked[tensors[slot]]:
-                    for other, image in implied(call, rule, slot, shard, problem.parts):
-                        if other >= inputs:
-                            marked[tensors[other]].add(image.dim)
-    return marked
+        tensors, inputs = tensors_of(problem, node), problem.inputs[node]
+        for slot, ref in enumerate(inputs):
+            for shard in descend[ref]:
+                for other, image in implied(call, rule, slot, shard, problem.parts):
+                    if other >= len(inputs):
+                        descend[tensors[other]].add(image)
+    return descend

@@ -27,10 +27,18 @@ class Costs:
     per_byte_touched: float = 1 / 6e9
     per_call: float = 3e-6
 
-    def redistribution(self, nbytes: int, source: Placement, target: Placement, parts: int) -> float:
-        """Cost of redistributing a tensor of `nbytes` (whole, with respect to the axis) over `parts` ranks."""
+    def redistribution(
+        self, nbytes: float, source: Placement, target: Placement, parts: int, *, itemsize: int = 4
+    ) -> float:
+        """Cost of redistributing a tensor of `nbytes` (whole, with respect to the axis) over `parts` ranks.
+
+        A sum over ranks of elements of less than 4 bytes loses digits that the serial sum keeps: it is priced above
+        that of the float32 tensor to which such a tensor is often cast next.
+        """
         if source == target:
             return 0.0
+        if source == PARTIAL and itemsize < 4:
+            nbytes *= 5 / itemsize
         sent = (parts - 1) / parts * nbytes * self.per_byte_sent
         touched = nbytes * self.per_byte_touched
         match collective_of(source, target):

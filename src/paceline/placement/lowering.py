@@ -108,7 +108,7 @@ class _Lowering:
             "val": self._empty(node.meta["val"], local_shape(ref.shape, target, self.problem.parts)),
             "backward": backward,
             "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
-            "recompute": False,
+            "rematerialize": False,
             ORIGINS: (origins_of(ref.node)[ref.index].along(target),),
         }
         return new

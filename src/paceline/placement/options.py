@@ -33,11 +33,11 @@ def options(problem: Problem, intent: Intent, batch: int, costs: Costs) -> dict[
     """
     candidates = Candidates(problem)
     split_inputs = {
-        node: 0
+        node: Shard(0)
         for node, item in problem.input_of.items()
         if intent.split_batch and item.role is InputRole.BATCH and tuple(node.meta["val"].shape)[:1] == (batch,)
     }
-    follow = descendants(problem, candidates, split_inputs)
+    follow = descendants(problem, split_inputs)
     return {
         node: _options_of(problem, node, candidates, follow, intent, batch, costs)
         for node in problem.nodes
@@ -49,7 +49,7 @@ def _options_of(
     problem: Problem,
     node: Node,
     candidates: Candidates,
-    follow: dict[Ref, set[int]],
+    follow: dict[Ref, set[Shard]],
     intent: Intent,
     batch: int,
     costs: Costs,
@@ -74,9 +74,9 @@ def _options_of(
     return [Option(strategy, _cost(problem, node, strategy, costs)) for strategy in found]
 
 
-def _runs_along(strategy: Strategy, inputs: list[Ref], outputs: list[Ref], follow: dict[Ref, set[int]]) -> bool:
+def _runs_along(strategy: Strategy, inputs: list[Ref], outputs: list[Ref], follow: dict[Ref, set[Shard]]) -> bool:
     pairs = [*zip(inputs, strategy.inputs, strict=True), *zip(outputs, strategy.outputs, strict=True)]
-    return any(isinstance(p, Shard) and p.dim in follow.get(ref, ()) for ref, p in pairs)
+    return any(p in follow.get(ref, ()) for ref, p in pairs)
 
 
 def _cost(problem: Problem, node: Node, strategy: Strategy, costs: Costs) -> float:

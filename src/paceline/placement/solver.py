@@ -172,7 +172,9 @@ def _connect(
             for target in wanted:
                 if not can_redistribute(arrives[source], target):
                     continue
-                cost = edge.count * costs.redistribution(nbytes, arrives[source], target, problem.parts)
+                cost = edge.count * costs.redistribution(
+                    nbytes, arrives[source], target, problem.parts, itemsize=edge.ref.value.element_size()
+                )
                 alone = len(edge.readers) == 1
                 flow = flows[source, target] = model.variable(cost if alone else 0.0)
                 if cost > 0 and not alone:

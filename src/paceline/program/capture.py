@@ -34,7 +34,7 @@ from paceline.program.tidy import merge_tied_inputs, tidy
 
 Batch = tuple[Any, ...] | Mapping[str, Any]
 _MODULE = "module"
-_RECOMPUTE = "recompute"
+_RECOMPUTE = "rematerialize"  # torch reads a key `recompute` of its own
 _log = logging.getLogger(__name__)
 
 
@@ -318,7 +318,7 @@ def _keep_our_meta(node: Node) -> None:
     kept: dict[str, Any] = {
         "backward": node.meta.get("partitioner_tag") == "is_backward",
         "module": custom.get(_MODULE, ""),
-        "recompute": bool(custom.get(_RECOMPUTE)) and node.meta.get("partitioner_tag") != "is_backward",
+        "rematerialize": bool(custom.get(_RECOMPUTE)) and node.meta.get("partitioner_tag") != "is_backward",
     }
     if "val" in node.meta:
         kept["val"] = node.meta["val"]

@@ -199,7 +199,7 @@ class _Emitter:
     def emit(self, group: _Group, after: _Group | None) -> None:
         order = {node: i for i, node in enumerate(self.graph.nodes)}
         first = group.nodes[0]
-        self.meta = {"backward": first.meta["backward"], "module": first.meta["module"], "recompute": False}
+        self.meta = {"backward": first.meta["backward"], "module": first.meta["module"], "rematerialize": False}
         sources = [redistribution_of(node)[0] for node in group.nodes]
         start_at = _next_call(max(sources, key=lambda source: order[source]))
         readers = [user for node in group.nodes for user in node.users]

@@ -38,7 +38,7 @@ def regather_parameters(program: Program) -> None:
         elif source in gathered and is_view(node):
             gathered.add(node)
     for node in gathered:
-        node.meta["recompute"] = True
+        node.meta["rematerialize"] = True
 
 
 def recompute_in_backward(graph: Graph) -> None:
@@ -49,11 +49,11 @@ def recompute_in_backward(graph: Graph) -> None:
     copies: dict[Node, Node] = {}
 
     def again(node: Node) -> Node:
-        if not node.meta.get("recompute") or node.meta.get("backward") or is_random(node):
+        if not node.meta.get("rematerialize") or node.meta.get("backward") or is_random(node):
             return node
         if node not in copies:
             copy = graph.node_copy(node, again)
-            copy.meta = {**node.meta, "backward": True, "recompute": False}
+            copy.meta = {**node.meta, "backward": True, "rematerialize": False}
             copies[node] = copy
         return copies[node]
 
