@@ -1,0 +1,64 @@
+"""`paceline bench data-parallel` at toy size: it runs, on real processes, and the keys of its JSON are there."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from paceline.bench.contestants import Contestant
+from paceline.bench.data_parallel import Settings, main
+from paceline.bench.jobs import can_take_memory
+from paceline.bench.workloads import Model
+from paceline.errors import RecipeError
+
+
+def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    options = {"scale": "tiny", "rounds": "1", "steps": "1", "models": "resnet"}
+    options["peers"] = "serial,ddp,ddp-sync-batch-norm,fsdp2"
+    result = {key: found.get("resnet") for key, found in json.loads(json.dumps(main(options))).items()}
+
+    assert set(result["left_out"]) == {"ddp-sync-batch-norm"}  # PyTorch has none for CPUs
+    assert set(result["ratios"]) == set(result["spread"]) == {"serial", "ddp", "fsdp2"}
+    assert all(math.isfinite(ratio) and ratio > 0 for ratio in result["ratios"].values())
+    assert set(result["rounds"]) == {"serial", "ddp", "fsdp2", "paceline-dp", "paceline-fsdp"}
+    assert result["start"]["cold"]["capture_s"] > 0
+    assert set(result["start"]["warm"]) == {"capture_s", "place_s", "total_s"}
+    if can_take_memory():
+        assert set(result["memory"]) == set(result["rounds"])
+    # Ours trained what serial does; DDP normalises other samples together.
+    loss = result["loss"]
+    assert [loss["paceline-dp"], loss["paceline-fsdp"]] == pytest.approx([loss["serial"]] * 2, rel=1e-5)
+    assert loss["ddp"] != pytest.approx(loss["serial"], rel=1e-5)
+
+    printed = capsys.readouterr().out
+    assert "paceline-fsdp" in printed and "left out: ddp-sync-batch-norm" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"round": "3"}, "Did you mean 'rounds'?"),
+        ({"rounds": "0"}, "a whole number from 1"),
+        ({"ranks": "1"}, "a whole number from 2"),
+        ({"models": "gpt,lama"}, "Did you mean 'llama'?"),
+        ({"peers": "ddp,paceline-dp"}, "there is no 'paceline-dp' in peers"),
+        ({"memory": "maybe"}, "yes or no"),
+    ],
+)
+def test_settings_are_checked(options: dict[str, str], message: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        Settings.read(options)
+    assert message in str(error.value)
+
+
+def test_ours_come_first_and_only_where_a_peer_needs_them() -> None:
+    settings = Settings.read({"peers": "ddp,fsdp2-zero2"})
+    assert settings.contestants(Model.GPT) == (
+        Contestant.OURS_DP,
+        Contestant.OURS_FSDP_ZERO2,
+        Contestant.DDP,
+        Contestant.FSDP2_ZERO2,
+    )
