@@ -69,7 +69,7 @@ def tensors_of(problem: Problem, node: Node) -> list[Ref]:
 def descendants(problem: Problem, seeds: dict[Node, Shard]) -> dict[Ref, set[Shard]]:
     """Return the splits of each tensor that descend from a split of some placeholders.
 
-    Splits are followed rather than dimensions: flattened and unflattened again, the batch does not become the time axis.
+    Splits are followed, not dimensions: flattened and unflattened again, the batch does not become the time axis.
     """
     descend: dict[Ref, set[Shard]] = defaultdict(set)
     for node, shard in seeds.items():
