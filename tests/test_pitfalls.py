@@ -23,7 +23,8 @@ from paceline.placement.redistribute import is_redistribution, redistribution_of
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import capture
 from paceline.runtime import collectives
-from paceline.runtime.executor import AxisGroup, ProcessExecutor
+from paceline.runtime.binding import AxisGroup
+from paceline.runtime.executor import ProcessExecutor
 from paceline.runtime.module import PlacedModule, parallelize
 from paceline.runtime.step import schedule
 from paceline.runtime.world import World

@@ -16,7 +16,8 @@ from paceline import errors
 from paceline.errors import PacelineError, PlanError
 from paceline.plan import Mesh
 from paceline.program.serialize import Json
-from paceline.runtime.executor import AxisGroup, Executor, ProcessExecutor
+from paceline.runtime.binding import AxisGroup
+from paceline.runtime.executor import Executor, ProcessExecutor
 from paceline.runtime.inprocess import InProcessExecutor
 
 Stored = tuple[dict[str, Json], dict[str, Tensor]]
@@ -107,7 +108,8 @@ def connect(mesh: Mesh, device: torch.device, *, compile: bool) -> Peers:
         sizes = tuple(length for _, length in mesh.axes)
         device_mesh = init_device_mesh(device.type, sizes, mesh_dim_names=mesh.names)
         where = mesh.coordinate(rank)
-        groups = {axis: AxisGroup(device_mesh.get_group(axis).group_name, where[axis]) for axis in mesh.names}
+        found = {axis: device_mesh.get_group(axis) for axis in mesh.names}
+        groups = {axis: AxisGroup(group.group_name, where[axis], group) for axis, group in found.items()}
     executor = ProcessExecutor(rank, groups, mesh=mesh, compile=compile)
     return Peers(executor, (device,), leads=rank == 0, alone=size == 1)
 

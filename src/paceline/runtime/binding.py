@@ -1,0 +1,151 @@
+"""Binding: the communications of a graph become those of one rank's process groups.
+
+On CPUs exchanges among few ranks are direct (`runtime.direct`); everything else is a functional collective of
+`torch.distributed`, which is also what a graph to be compiled consists of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from paceline.placement.placements import Shard
+from paceline.runtime import collectives, direct
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+@dataclass(frozen=True)
+class AxisGroup:
+    """The ranks along one axis that this rank talks to.
+
+    Attributes:
+        name: name of the process group, as functional collectives want it.
+        index: where this rank stands along the axis.
+        group: the process group; without it there are no direct exchanges.
+    """
+
+    name: str
+    index: int
+    group: dist.ProcessGroup | None = None
+
+
+def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup], *, functional: bool) -> GraphModule:
+    """Return a module that runs a graph as one rank.
+
+    Args:
+        graph: with the communications of `runtime.collectives`.
+        constants: tensors that `get_attr` nodes read.
+        groups: the process group along each axis.
+        functional: use ATen operators and functional collectives only, which compilers understand.
+    """
+    binder = _Binder(graph, groups, functional=functional)
+    for name, constant in constants.items():
+        binder.root.register_buffer(name, constant, persistent=False)
+    for node in list(binder.graph.nodes):
+        if node.op == "call_function" and node.target in binder.bindings:
+            with binder.graph.inserting_before(node):
+                replacement = binder.bindings[node.target](node)
+            replacement.meta.setdefault("val", node.meta["val"])  # the next one bound may read its shape
+            node.replace_all_uses_with(replacement)
+            binder.graph.erase_node(node)
+    return GraphModule(binder.root, binder.graph)
+
+
+class _Binder:
+    """Replaces the communications of a copy of a graph."""
+
+    def __init__(self, graph: Graph, groups: dict[str, AxisGroup], *, functional: bool) -> None:
+        self.graph = Graph()
+        self.graph.output(self.graph.graph_copy(graph, {}))
+        self.root = nn.Module()
+        self.bindings = {
+            collectives.all_reduce: self._all_reduce,
+            collectives.all_reduce_in_place: self._all_reduce,
+            collectives.reduce_scatter: self._reduce_scatter,
+            collectives.all_gather: self._all_gather,
+            collectives.all_to_all: self._all_to_all,
+            collectives.wait: self._wait,
+            collectives.take_piece: self._piece,
+            collectives.take_term: self._term,
+        }
+        self._groups = groups
+        self._functional = functional
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        return self.graph.call_function(target, args, kwargs)
+
+    def _group(self, node: Node) -> AxisGroup:
+        return self._groups[str(node.args[-2])]  # communications end with the name and the size of their axis
+
+    def _exchange(self, kind: type[direct.Exchange], node: Node) -> Node | None:
+        """Return the node as a direct exchange where that is possible."""
+        value, axis = node.meta["val"], self._group(node)
+        if self._functional or axis.group is None or not direct.can_exchange(axis.group, value.device):
+            return None
+        name = f"{kind.__name__}_{node.args[-2]}"
+        if not hasattr(self.root, name):
+            self.root.add_module(name, kind(axis.group, axis.index))
+        return self.graph.call_module(name, (node.args[0],))
+
+    def _all_reduce(self, node: Node) -> Node:
+        value = node.meta["val"]
+        small = value.numel() * value.element_size() <= direct.SMALL_BYTES
+        exchange = self._exchange(direct.AllReduce, node) if small else None
+        if exchange is not None:
+            return exchange
+        reuse = node.target is collectives.all_reduce_in_place and not self._functional
+        target = c10d.all_reduce_.default if reuse else c10d.all_reduce.default
+        return self._call(target, node.args[0], "sum", self._group(node).name)
+
+    def _reduce_scatter(self, node: Node) -> Node:
+        exchange = self._exchange(direct.ReduceScatter, node)
+        if exchange is not None:
+            return exchange
+        flat = self._call(aten.reshape.default, node.args[0], [-1])
+        return self._call(c10d.reduce_scatter_tensor.default, flat, "sum", node.args[-1], self._group(node).name)
+
+    def _all_gather(self, node: Node) -> Node:
+        exchange = self._exchange(direct.AllGather, node)
+        if exchange is not None:
+            return exchange
+        return self._call(c10d.all_gather_into_tensor.default, node.args[0], node.args[-1], self._group(node).name)
+
+    def _all_to_all(self, node: Node) -> Node:
+        parts = node.args[-1]
+        assert isinstance(parts, int)
+        rows = [1] * parts
+        return self._call(c10d.all_to_all_single.default, node.args[0], rows, rows, self._group(node).name)
+
+    def _wait(self, node: Node) -> Node:
+        started = node.args[0]
+        assert isinstance(started, Node)
+        if started.op == "call_module":
+            return self.graph.call_method("wait", (started,))
+        waited = self._call(c10d.wait_tensor.default, started)
+        if started.target is c10d.all_gather_into_tensor.default:
+            return self._call(aten.reshape.default, waited, [started.args[1], -1])
+        return waited
+
+    def _piece(self, node: Node) -> Node:
+        x, placement, _, parts = node.args
+        assert isinstance(x, Node) and isinstance(placement, Shard) and isinstance(parts, int)
+        shape = tuple(x.meta["val"].shape)
+        outer = prod(shape[: placement.dim]) * placement.blocks
+        rows = self._call(aten.reshape.default, x, [outer, parts, prod(shape) // (outer * parts)])
+        mine = self._call(aten.select.int, rows, 1, self._group(node).index)
+        piece = self._call(aten.reshape.default, mine, list(node.meta["val"].shape))
+        # Kernels such as layer norm's backward silently assume contiguous pieces.
+        return self._call(aten.clone.default, piece, memory_format=torch.contiguous_format)
+
+    def _term(self, node: Node) -> Node:
+        x = node.args[0]
+        assert isinstance(x, Node)
+        return x if self._group(node).index == 0 else self._call(aten.zeros_like.default, x)
