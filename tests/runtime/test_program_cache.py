@@ -142,17 +142,17 @@ def test_an_entry_is_dropped_when_a_source_changed(
 
 
 def test_least_recently_used_entries_go_first(tmp_path: Path) -> None:
-    cache = ProgramCache(tmp_path, size_limit=25_000)
+    cache = ProgramCache(tmp_path, size_limit=2_500_000)
     keys = [digit * 64 for digit in "123"]
     for age, key in zip((30, 20), keys, strict=False):
-        cache.store(key, {}, {"c": torch.zeros(2500)})
+        cache.store(key, {}, {"c": torch.zeros(250_000)})
         os.utime(file_of(cache, key), (time.time() - age, time.time() - age))
     assert cache.load(keys[0]) is not None
     abandoned, fresh = tmp_path / "old.tmp", tmp_path / "new.tmp"
     for path in (abandoned, fresh):
         path.write_bytes(b"")
     os.utime(abandoned, (0, 0))
-    cache.store(keys[2], {}, {"c": torch.zeros(2500)})
+    cache.store(keys[2], {}, {"c": torch.zeros(250_000)})
     assert [file_of(cache, key).exists() for key in keys] == [True, False, True]
     assert (abandoned.exists(), fresh.exists()) == (False, True)
     assert not cache.store(OTHER, {}, {"c": torch.zeros(10_000)})

@@ -94,8 +94,10 @@ class TestRefusals:
 
     def test_nobody_at_the_meeting_point(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("MASTER_PORT", str(free_port()))
-        assert "rank 0, which keeps the meeting point 127.0.0.1:" in refusal()
+        with socket.socket() as silent:  # bound but not listening: refused, and nobody else's meanwhile
+            silent.bind(("127.0.0.1", 0))
+            monkeypatch.setenv("MASTER_PORT", str(silent.getsockname()[1]))
+            assert "rank 0, which keeps the meeting point 127.0.0.1:" in refusal()
 
     def test_somebody_else_at_the_meeting_point(self, monkeypatch: pytest.MonkeyPatch):
         with socket.create_server(("127.0.0.1", 0)) as other:
