@@ -155,7 +155,7 @@ def test_least_recently_used_entries_go_first(tmp_path: Path) -> None:
     cache.store(keys[2], {}, {"c": torch.zeros(250_000)})
     assert [file_of(cache, key).exists() for key in keys] == [True, False, True]
     assert (abandoned.exists(), fresh.exists()) == (False, True)
-    assert not cache.store(OTHER, {}, {"c": torch.zeros(10_000)})
+    assert not cache.store(OTHER, {}, {"c": torch.zeros(1_000_000)})
 
 
 @pytest.mark.parametrize(
