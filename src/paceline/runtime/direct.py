@@ -8,6 +8,7 @@ of ranks, so that every rank that has one has the same bits.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -49,7 +50,7 @@ class Exchange(nn.Module):
         return [self._group.recv([take], rank, _TAG), self._group.send([give], rank, _TAG)]
 
 
-class Started:
+class Started(ABC):
     """An exchange under way. Holds what is sent until it is waited for."""
 
     def __init__(self, works: list[dist.Work], sent: Tensor) -> None:
@@ -62,8 +63,9 @@ class Started:
             work.wait()
         return self._result()
 
+    @abstractmethod
     def _result(self) -> Tensor:
-        raise NotImplementedError
+        """Return what the arrived values make."""
 
 
 class _Gathering(Started):
