@@ -349,3 +349,19 @@ def test_an_interactive_program_has_no_key() -> None:
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert "the main program is interactive" in done.stderr
+
+
+class ReadsTheLaunch(nn.Module):
+    """Libraries look for the launcher's variables in code that a forward pass reaches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        distributed = "MASTER_PORT" in os.environ and "MASTER_ADDR" in os.environ
+        return x.sum() if distributed else x.mean()
+
+
+def test_the_meeting_point_of_a_launch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for port in ("29500", "31234"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        keys.add(key(ReadsTheLaunch(), (torch.zeros(3),)))
+    assert len(keys) == 1

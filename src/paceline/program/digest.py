@@ -34,6 +34,8 @@ _TENSORS = (Tensor, nn.Parameter, FakeTensor)
 # Hugging Face's GenerationConfig keeps Python's hash of its own text, which is another number in every process.
 _UNSTABLE = ("_original_object_hash",)
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
+# Where the ranks of this run meet: another at every start, and nothing that a forward pass depends on.
+_OF_THE_LAUNCH = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_JOBID"}
 _BY_CONSTRUCTION = {"__new__", "__init__", "__post_init__"}
 _NOT_CALLED = {
     "__init_subclass__",
@@ -279,7 +281,7 @@ class Digest:
         texts = _texts(function.__code__)
         self._texts |= texts
         if names & {"environ", "getenv"}:
-            for text in sorted(texts & os.environ.keys()):
+            for text in sorted((texts & os.environ.keys()) - _OF_THE_LAUNCH):
                 self._put("environment", f"{text}={os.environ[text]}")
 
     def _global(self, function: FunctionType, name: str, names: set[str]) -> None:
