@@ -28,7 +28,7 @@ from paceline.errors import RecipeError, nearest
 from paceline.runtime.launch import launch
 
 _LIMIT_S = 1800.0
-_FILE_WIDTH = 120
+_FILE_WIDTH = 140
 _NOTHING: Mapping[str, str] = {}
 # glibc otherwise keeps freed blocks of many megabytes, at sizes that depend on what was freed before.
 _PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(128 << 10)}
