@@ -1,12 +1,15 @@
 """Direct exchanges equal the collectives that they stand for, in any order, several under way at once."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.runtime.direct import AllGather, AllReduce, ReduceScatter, can_exchange
+from paceline.runtime.direct import AllGather, AllReduce, ReduceScatter, can_exchange, let_compute_go_first
 from tests.ranks import ranks
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
@@ -67,3 +70,12 @@ def test_many_under_way_at_once(world):
 def test_only_tensors_on_the_cpu(device):
     assert not can_exchange(None, torch.device("cpu"))
     assert not can_exchange(None, torch.device(device))
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+@ranks(2)
+def test_threads_of_gloo_do_not_interrupt_compute(world):
+    let_compute_go_first()
+    tasks = [task for task in Path("/proc/self/task").iterdir() if "gloo" in (task / "comm").read_text()]
+    assert tasks and all(os.sched_getscheduler(int(task.name)) == os.SCHED_BATCH for task in tasks)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the thread that computes

@@ -17,6 +17,7 @@ from paceline.errors import PacelineError, PlanError
 from paceline.plan import Mesh
 from paceline.program.serialize import Json
 from paceline.runtime.binding import AxisGroup
+from paceline.runtime.direct import let_compute_go_first
 from paceline.runtime.executor import Executor, ProcessExecutor
 from paceline.runtime.inprocess import InProcessExecutor
 
@@ -110,6 +111,7 @@ def connect(mesh: Mesh, device: torch.device, *, compile: bool) -> Peers:
         where = mesh.coordinate(rank)
         found = {axis: device_mesh.get_group(axis) for axis in mesh.names}
         groups = {axis: AxisGroup(group.group_name, where[axis], group) for axis, group in found.items()}
+        let_compute_go_first()
     executor = ProcessExecutor(rank, groups, mesh=mesh, compile=compile)
     return Peers(executor, (device,), leads=rank == 0, alone=size == 1)
 
