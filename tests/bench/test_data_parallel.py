@@ -25,7 +25,8 @@ def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(math.isfinite(ratio) and ratio > 0 for ratio in result["ratios"].values())
     assert set(result["rounds"]) == {"serial", "ddp", "fsdp2", "paceline-dp", "paceline-fsdp"}
     assert result["start"]["cold"]["capture_s"] > 0
-    assert set(result["start"]["warm"]) == {"capture_s", "place_s", "total_s"}
+    warm = result["start"]["warm"]
+    assert warm["total_s"] > 0 and warm["capture_s"] == warm["place_s"] == 0.0  # the second start found its program
     if can_take_memory():
         assert set(result["memory"]) == set(result["rounds"])
     # Ours trained what serial does; DDP normalises other samples together.
