@@ -43,8 +43,9 @@ class ParallelModule(nn.Module, ABC):
         self._peers = peers
         self._seed: int | None = None
         self._calls = 0
-        self._base_seed = torch.tensor(torch.initial_seed() % (1 << 62), device=peers.devices[0])
-        peers.broadcast(self._base_seed)
+        base_seed = torch.tensor(torch.initial_seed() % (1 << 62), device=peers.devices[0])
+        peers.broadcast(base_seed)
+        self._base_seed = int(base_seed)  # read once: a GPU would be waited for at every call
 
     def _register(self, trees: list[Tree]) -> None:
         """Make the pieces of each rank here the parameters and buffers of this module."""
@@ -70,7 +71,7 @@ class ParallelModule(nn.Module, ABC):
 
     def _next_seed(self) -> int:
         """Return the seed of the call that begins; equal on all ranks."""
-        seed = int(self._base_seed) + self._calls if self._seed is None else self._seed
+        seed = self._base_seed + self._calls if self._seed is None else self._seed
         self._seed, self._calls = None, self._calls + 1
         return seed
 
