@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -188,29 +188,36 @@ def _connect(host: str, port: int, timeout_s: float, kept_by_launcher: bool) -> 
 
     The constructor ignores its timeout where something answers that is no store, so it gets a thread, and is left.
     """
-    outcome: list[Store | Exception] = []
+    outcome: list[Store] = []
 
     def connect() -> None:
-        try:
+        with suppress(dist.DistError):
             outcome.append(
                 TCPStore(host, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
             )
-        except dist.DistError as error:
-            outcome.append(error)
 
     thread = threading.Thread(target=connect, name="paceline-connect", daemon=True)
     thread.start()
     deadline = time.monotonic() + timeout_s + 1
     while thread.is_alive() and time.monotonic() < deadline:
         thread.join(0.2)
-    if outcome and isinstance(outcome[0], Store):
+    if outcome:
         return outcome[0]
     keeper = f"{'the launcher' if kept_by_launcher else 'rank 0'}, which keeps the meeting point"
-    if outcome:
+    if _answers(host, port):
         raise LaunchError(
-            f"{keeper} {host}:{port}, never answered within {timeout_s:g} s. Was it started, and does MASTER_ADDR name "
-            "its host, as this host sees it?"
+            f"what answers on {host}:{port} is not {keeper}. Choose another MASTER_PORT, the same for all ranks."
         )
     raise LaunchError(
-        f"what answers on {host}:{port} is not {keeper}. Choose another MASTER_PORT, the same for all ranks."
+        f"{keeper} {host}:{port}, never answered within {timeout_s:g} s. Was it started, and does MASTER_ADDR name "
+        "its host, as this host sees it?"
     )
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody accepts connections there. How the client fails does not tell: between its tries it sleeps."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
