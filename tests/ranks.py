@@ -35,8 +35,8 @@ from typing import Any
 import pytest
 
 from paceline.plan import Mesh
-from paceline.runtime.failures import Failure, first_cause, read_failures
-from paceline.runtime.world import STORE_FILE
+from paceline.runtime.job.failures import Failure, first_cause, read_failures
+from paceline.runtime.job.world import STORE_FILE
 
 # Loaded once in the server; what tests need beyond it, each of their processes loads for itself.
 PRELOAD = [
@@ -45,7 +45,7 @@ PRELOAD = [
     "torch.distributed",
     "torch._dynamo",
     "paceline.runtime.module",
-    "paceline.runtime.rendezvous",
+    "paceline.runtime.job.rendezvous",
 ]
 
 _OURS = ("world", "rank", "mesh")
@@ -183,7 +183,7 @@ def _rank(
 def _call(where: tuple[str, str, str], ours: set[str], mesh: Mesh | None, given: Mapping[str, Any]) -> None:
     import torch
 
-    from paceline.runtime.rendezvous import join
+    from paceline.runtime.job.rendezvous import join
 
     torch.set_num_threads(1)
     module, path, name = where

@@ -25,9 +25,9 @@ from paceline.program.capture import capture
 from paceline.runtime import collectives
 from paceline.runtime.binding import AxisGroup
 from paceline.runtime.executor import ProcessExecutor
+from paceline.runtime.job.world import World
 from paceline.runtime.module import PlacedModule, parallelize
 from paceline.runtime.step import schedule
-from paceline.runtime.world import World
 from tests.placement.captured import Gpt, _ids
 from tests.ranks import ranks
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan import Mesh, Plan
+from paceline.runtime.job.world import World
 from paceline.runtime.module import parallelize
-from paceline.runtime.world import World
 from tests.ranks import ranks
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")

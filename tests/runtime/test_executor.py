@@ -17,9 +17,9 @@ from paceline.program.capture import batch_leaves
 from paceline.program.program import InputRole
 from paceline.runtime.executor import ProcessExecutor, RankValues, local_piece
 from paceline.runtime.inprocess import InProcessExecutor
+from paceline.runtime.job.world import World
 from paceline.runtime.peers import connect
 from paceline.runtime.step import Step
-from paceline.runtime.world import World
 from tests.placement.captured import Gpt, _ids
 from tests.ranks import ranks
 from tests.runtime.steps import planned

@@ -11,8 +11,8 @@ from torch import nn
 
 from paceline.plan import Mesh, Plan
 from paceline.runtime.hollow import Hollow
+from paceline.runtime.job.world import World
 from paceline.runtime.module import parallelize
-from paceline.runtime.world import World
 from tests.ranks import ranks
 from tests.runtime.steps import BATCH, Stack, batch
 

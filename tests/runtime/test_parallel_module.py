@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from paceline.errors import CheckpointError, PlanError
 from paceline.plan import Mesh, Plan
+from paceline.runtime.job.world import World
 from paceline.runtime.module import PlacedModule, parallelize
-from paceline.runtime.world import World
 from tests.ranks import ranks
 
 MESHES = ["serial", "dp=2", "fsdp=2", "fsdp=3", "dp=2,fsdp=2", "fsdp=2,dp=3"]

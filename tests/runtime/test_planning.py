@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paceline.errors import PacelineError, PlanError
 from paceline.plan import Mesh, Plan
+from paceline.runtime.job.world import World
 from paceline.runtime.module import PlacedModule, parallelize
-from paceline.runtime.world import World
 from tests.ranks import ranks
 from tests.runtime.steps import BATCH, WIDTH, Stack, batch, layout
 

@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.errors import CaptureError, RecipeError
-from paceline.runtime.launch import launch
+from paceline.runtime.job.launch import launch
 from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe
 from paceline.train.run import train

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from paceline.errors import CheckpointError, NonFiniteError, RecipeError
 from paceline.plan import Plan
 from paceline.program.factory import load_factory
-from paceline.runtime.launch import launch
+from paceline.runtime.job.launch import launch
 from paceline.train.callbacks import Callback
 from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from paceline.bench.workloads import Batch, Workload
 from paceline.plan import Mesh, Plan
+from paceline.runtime.job.world import World
 from paceline.runtime.module import parallelize
 from paceline.runtime.planning import Startup
-from paceline.runtime.world import World
 
 
 class Contestant(StrEnum):

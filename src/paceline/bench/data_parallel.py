@@ -25,7 +25,7 @@ from paceline.bench.statistics import ratios, slowest, spread
 from paceline.bench.table import print_tables
 from paceline.bench.workloads import Model, Scale, workload
 from paceline.errors import RecipeError, nearest
-from paceline.runtime.launch import launch
+from paceline.runtime.job.launch import launch
 
 _LIMIT_S = 1800.0
 _FILE_WIDTH = 140

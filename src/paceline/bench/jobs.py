@@ -1,6 +1,6 @@
 """What the ranks of a benchmark do: take step times in turn, take a start, take peak memory.
 
-Each job is started by `runtime.launch` and leaves what it found in a file of its rank.
+Each job is started by `runtime.job.launch` and leaves what it found in a file of its rank.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rich.progress import Progress
 
 from paceline.bench.contestants import Contender, Contestant, mean_over_ranks, set_up
 from paceline.bench.workloads import Model, Scale, Workload, workload
-from paceline.runtime.rendezvous import join
-from paceline.runtime.world import STORE_FILE, World
+from paceline.runtime.job.rendezvous import join
+from paceline.runtime.job.world import STORE_FILE, World
 
 OURS = (Contestant.OURS_DP, Contestant.OURS_FSDP, Contestant.OURS_FSDP_ZERO2)
 _MEMORY_STEPS = 2

@@ -41,7 +41,7 @@ def train(
     Ctrl-C ends a run after the step in progress, with a checkpoint that --resume goes on from, on another mesh if you
     wish.
     """
-    from paceline.runtime.world import World, check_world
+    from paceline.runtime.job.world import World, check_world
     from paceline.train.recipe import load_recipe
 
     overrides = assignments(sets, mesh, launch)
@@ -61,7 +61,7 @@ def train(
 
     arguments = {"recipe": str(recipe), "overrides": overrides, "run_dir": str(run_dir), "resume": resume}
     if world is None and loaded.mesh.size > 1 and not inprocess:
-        from paceline.runtime.launch import launch as launch_ranks
+        from paceline.runtime.job.launch import launch as launch_ranks
 
         launch_ranks("paceline.cli.train:train_rank", arguments, loaded.mesh.size, log_dir=run_dir / "logs")
     else:

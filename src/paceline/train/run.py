@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from paceline.errors import RecipeError
 from paceline.program.factory import load_factory
+from paceline.runtime.job.rendezvous import World, join
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
-from paceline.runtime.rendezvous import World, join
 from paceline.train.callbacks import Callback, EndReport
 from paceline.train.checkpoint import Checkpointer, export_safetensors
 from paceline.train.data import Loader, MicroBatch, Source, open_source

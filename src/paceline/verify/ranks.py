@@ -13,8 +13,8 @@ from safetensors import safe_open
 
 from paceline.plan import Plan
 from paceline.program.capture import Batch, as_call
+from paceline.runtime.job.rendezvous import join
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
-from paceline.runtime.rendezvous import join
 from paceline.runtime.state import Shard
 from paceline.verify.compare import Key, Kind, gap, largest_gap, loss_name
 from paceline.verify.precision import Precision

@@ -23,7 +23,7 @@ from paceline.plan import Mesh, Plan
 from paceline.program.build import Factory
 from paceline.program.capture import capture
 from paceline.program.precision import lift
-from paceline.runtime.launch import launch as launch_ranks
+from paceline.runtime.job.launch import launch as launch_ranks
 from paceline.verify.compare import Key, differences, gaps
 from paceline.verify.locate import first_difference
 from paceline.verify.precision import Precision

@@ -17,7 +17,7 @@ from typing import NoReturn
 from torch._C._distributed_c10d import Store
 
 from paceline.errors import LaunchError
-from paceline.runtime.world import Launcher, World
+from paceline.runtime.job.world import Launcher, World
 
 _POLL_S = 0.02
 _BEGIN = b"begin"

@@ -14,12 +14,12 @@ import pytest
 import torch.distributed as dist
 
 from paceline.errors import LaunchError
-from paceline.runtime.arrival import roll_call
-from paceline.runtime.rendezvous import join
-from paceline.runtime.world import World
+from paceline.runtime.job.arrival import roll_call
+from paceline.runtime.job.rendezvous import join
+from paceline.runtime.job.world import World
 from tests.ranks import ranks
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @ranks(3)
@@ -157,7 +157,7 @@ def started(*commands: tuple[list[str], dict[str, str]]) -> Iterator[list[subpro
 
 
 def torchrun(*options: str) -> list[str]:
-    return ["-m", "torch.distributed.run", *options, "-m", "tests.runtime.rank_jobs"]
+    return ["-m", "torch.distributed.run", *options, "-m", "tests.runtime.job.rank_jobs"]
 
 
 def worlds(directory: Path, size: int) -> list[list]:
@@ -193,7 +193,7 @@ def test_an_error_under_torchrun_ends_the_job_although_a_collective_is_under_way
 
 
 def test_under_a_scheduler_rank_0_keeps_the_meeting_point(tmp_path: Path):
-    command = ["-m", "tests.runtime.rank_jobs", "report", str(tmp_path)]
+    command = ["-m", "tests.runtime.job.rank_jobs", "report", str(tmp_path)]
     common = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     tasks = [{**common, "SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
     with started(*((command, task) for task in tasks)) as processes:

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from paceline.errors import LaunchError, PacelineError
-from paceline.runtime.arrival import roll_call, sign_out
-from paceline.runtime.world import LOG_DIRECTORY, STORE_FILE, Launcher, World, check_world
+from paceline.runtime.job.arrival import roll_call, sign_out
+from paceline.runtime.job.world import LOG_DIRECTORY, STORE_FILE, Launcher, World, check_world
 
 __all__ = ["Launcher", "World", "check_world", "join"]
 

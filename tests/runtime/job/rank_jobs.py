@@ -19,7 +19,7 @@ def report(directory: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from paceline.runtime.rendezvous import join
+    from paceline.runtime.job.rendezvous import join
 
     with join() as world:
         total = torch.tensor([float(world.rank)])
@@ -43,7 +43,7 @@ def fail_in_a_collective(how: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from paceline.runtime.rendezvous import join
+    from paceline.runtime.job.rendezvous import join
 
     with join() as world:
         if world.rank == 1:
@@ -74,7 +74,7 @@ def wait_in_a_collective(directory: str) -> None:
     """Rank 0 sleeps, and the others wait for it."""
     import torch.distributed as dist
 
-    from paceline.runtime.rendezvous import join
+    from paceline.runtime.job.rendezvous import join
 
     with join() as world:
         sleep(directory) if world.rank == 0 else _begin(directory)
@@ -121,7 +121,7 @@ def one_stays_away(directory: str) -> None:
     """Rank 2 never arrives."""
     if os.environ["RANK"] == "2":
         time.sleep(1000)
-    from paceline.runtime.rendezvous import join
+    from paceline.runtime.job.rendezvous import join
 
     with join(timeout_s=1):
         pass

@@ -1,4 +1,4 @@
-"""A rank's process under our own launcher: `python -m paceline.runtime.worker package.module:function`.
+"""A rank's process under our own launcher: `python -m paceline.runtime.job.worker package.module:function`.
 
 Dies with the launcher, calls one function with the arguments the launcher left, and leaves word of how it ended. Knows
 nothing of what the function does.
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.runtime.failures import Failure
-from paceline.runtime.world import JOB_DIRECTORY, LOG_DIRECTORY
+from paceline.runtime.job.failures import Failure
+from paceline.runtime.job.world import JOB_DIRECTORY, LOG_DIRECTORY
 
 LAUNCHER_PID = "PACELINE_LAUNCHER_PID"
 ARGUMENTS_FILE = "arguments.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import LaunchError
-from paceline.runtime.world import STORE_FILE
+from paceline.runtime.job.world import STORE_FILE
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

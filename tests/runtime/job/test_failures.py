@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import CheckpointError, PacelineError
-from paceline.runtime.failures import Failure, first_cause, read_failures
+from paceline.runtime.job.failures import Failure, first_cause, read_failures
 
 
 def failure(rank: int, error: BaseException) -> Failure:

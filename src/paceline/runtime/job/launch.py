@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import LaunchError, PacelineError, RankFailed
-from paceline.runtime.failures import Failure, first_cause, read_failures
-from paceline.runtime.meeting import meeting
-from paceline.runtime.signals import NotedSignals
-from paceline.runtime.worker import ARGUMENTS_FILE, DUMP_STACKS, LAUNCHER_PID, log_path
-from paceline.runtime.world import JOB_DIRECTORY, LOG_DIRECTORY
+from paceline.runtime.job.failures import Failure, first_cause, read_failures
+from paceline.runtime.job.meeting import meeting
+from paceline.runtime.job.signals import NotedSignals
+from paceline.runtime.job.worker import ARGUMENTS_FILE, DUMP_STACKS, LAUNCHER_PID, log_path
+from paceline.runtime.job.world import JOB_DIRECTORY, LOG_DIRECTORY
 
 Json: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 
@@ -129,7 +129,7 @@ class _Ranks:
                 self._processes.append(
                     subprocess.Popen(
                         # -P: the directory we are in must not hide modules of ours; the worker gets our own sys.path.
-                        [sys.executable, "-P", "-m", "paceline.runtime.worker", entry],
+                        [sys.executable, "-P", "-m", "paceline.runtime.job.worker", entry],
                         env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                         stdin=None if rank == 0 else subprocess.DEVNULL,
                         stdout=None if rank == 0 else log,

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from paceline.errors import DataError, LaunchError, NonFiniteError, PacelineError, RankFailed
-from paceline.runtime.launch import launch
+from paceline.runtime.job.launch import launch
 
-JOBS = "tests.runtime.rank_jobs"
+JOBS = "tests.runtime.job.rank_jobs"
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,9 @@ def _no_job_around_us(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     yield
-    left = [p for p in psutil.Process().children(recursive=True) if "paceline.runtime.worker" in " ".join(p.cmdline())]
+    left = [
+        p for p in psutil.Process().children(recursive=True) if "paceline.runtime.job.worker" in " ".join(p.cmdline())
+    ]
     assert not left
 
 
@@ -146,7 +148,7 @@ class Job:
     def __init__(self, directory: Path, job: str) -> None:
         code = f"""if True:
             from pathlib import Path
-            from paceline.runtime.launch import launch
+            from paceline.runtime.job.launch import launch
             launch("{JOBS}:{job}", {str(directory)!r}, 2, rendezvous=Path({str(directory / "meet")!r}))
         """
         self.process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL)

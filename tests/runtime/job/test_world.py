@@ -4,7 +4,7 @@ import pytest
 
 from paceline.errors import LaunchError, PlanError
 from paceline.plan import Mesh
-from paceline.runtime.world import Launcher, World, check_world
+from paceline.runtime.job.world import Launcher, World, check_world
 
 TORCHRUN = {
     "RANK": "5",
