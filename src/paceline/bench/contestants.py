@@ -84,7 +84,8 @@ def set_up(who: Contestant, workload: Workload, world: World) -> Contender:
             ddp = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, static_graph=True)
             return _plain(ddp, part, workload)
         case Contestant.DDP_SYNC_BATCH_NORM:
-            synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+            convert = nn.SyncBatchNorm.convert_sync_batchnorm
+            synchronised = convert(module)  # type: ignore[no-untyped-call]  # untyped in torch
             return _plain(nn.parallel.DistributedDataParallel(synchronised), part, workload)
         case Contestant.ACCELERATE:
             return _accelerate(module, part, workload)

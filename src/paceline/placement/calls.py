@@ -27,7 +27,8 @@ class Ref:
     def value(self) -> Tensor:
         """The fake tensor."""
         value = self.node.meta["val"]
-        return value[self.index] if isinstance(value, (list, tuple)) else value  # type: ignore[no-any-return]
+        tensor: Tensor = value[self.index] if isinstance(value, (list, tuple)) else value
+        return tensor
 
     @property
     def shape(self) -> Shape:

@@ -150,5 +150,6 @@ def is_redistribution(node: torch.fx.Node) -> bool:
 
 def redistribution_of(node: torch.fx.Node) -> tuple[Any, Placement, Placement, str, int]:
     """Return the arguments of a redistribution: tensor node, source, target, axis, ranks on the axis."""
-    x, source, target, axis, parts = node.args
-    return x, source, target, axis, parts  # type: ignore[return-value]
+    arguments: tuple[Any, ...] = node.args
+    x, source, target, axis, parts = arguments
+    return x, source, target, axis, parts

@@ -63,7 +63,8 @@ def _nll_backward_of(operator: Any) -> Callable[..., Tensor]:
             return NotImplemented  # type: ignore[no-any-return]  # torch's word for: leave it whole
         scaled = (grad / total_weight).to(grad.dtype)
         unused = total_weight.to(x.dtype)
-        return operator(scaled, x, target, weight, _SUM, ignore_index, unused)  # type: ignore[no-any-return]
+        gradient: Tensor = operator(scaled, x, target, weight, _SUM, ignore_index, unused)
+        return gradient
 
     return decomposed
 

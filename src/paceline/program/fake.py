@@ -35,4 +35,4 @@ def evaluate(node: Node, mode: FakeTensorMode) -> Any:
     """Run a call node on the fake tensors of its arguments."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     with mode:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return node.target(*args, **kwargs)  # type: ignore[operator]  # a call's target is a function

@@ -144,7 +144,7 @@ def _torch_state(tensors: list[Tensor]) -> dict[str, Any]:
         "deterministic": (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # set where no checker sees it
         ),
         "precision": torch.get_float32_matmul_precision(),
         "sdp": (

@@ -139,7 +139,7 @@ def _key(value: Any) -> Any:
         return value
     if value.op == "get_attr":
         return ("constant", value.target)
-    args = value.args
+    args: tuple[Any, ...] = value.args
     if value.target in _SAME_VALUE:
         return _key(args[0])
     if value.target in _NEGATIONS:
@@ -147,17 +147,17 @@ def _key(value: Any) -> Any:
     if value.target is aten.eq.Scalar:
         return _negated((aten.ne.Scalar, *_key(args)))
     if value.target is aten.masked_fill.Scalar:
-        return ("where", _negated(_key(args[1])), _key(args[0]), float(args[2]))  # type: ignore[arg-type]
+        return ("where", _negated(_key(args[1])), _key(args[0]), float(args[2]))
     if value.target is aten.where.self:
         return ("where", _key(args[0]), _key(args[1]), _key(args[2]))
     if value.target is aten.scalar_tensor.default:
-        return float(args[0])  # type: ignore[arg-type]
+        return float(args[0])
     if value.target is aten.zeros_like.default:
         return 0.0
-    if value.target is aten.gather.default and args[0].meta["val"].ndim == 1:  # type: ignore[union-attr]
+    if value.target is aten.gather.default and args[0].meta["val"].ndim == 1:
         return ("take", _key(args[0]), _key(args[2]))
-    if value.target is aten.index.Tensor and len(args[1]) == 1:  # type: ignore[arg-type]
-        return ("take", _key(args[0]), _key(args[1][0]))  # type: ignore[index]
+    if value.target is aten.index.Tensor and len(args[1]) == 1:
+        return ("take", _key(args[0]), _key(args[1][0]))
     return (value.target, *_key(args))
 
 

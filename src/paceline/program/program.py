@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph, Node
@@ -82,4 +83,5 @@ class Program:
     @property
     def results(self) -> list[Node]:
         """Nodes of the output values, in the order of `outputs`."""
-        return list(self.output_node.args[0])  # type: ignore[arg-type]
+        values: Any = self.output_node.args[0]
+        return list(values)

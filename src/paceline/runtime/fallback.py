@@ -119,7 +119,7 @@ class FallbackModule(ParallelModule):
         self._keep_buffers()
         if self._peers.alone:
             return loss
-        average: Tensor = _Average.apply(loss, self.mesh.size)  # type: ignore[no-untyped-call]
+        average: Tensor = _Average.apply(loss, self.mesh.size)  # type: ignore[no-untyped-call]  # untyped in torch
         return average
 
     @torch.no_grad()

@@ -86,7 +86,8 @@ class InProcessExecutor:
 
         def on(rank: int) -> Any:
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: environment[n][rank])
-            return node.target(*args, **_on_device(kwargs, self._devices[rank]))  # type: ignore[operator]
+            kwargs = _on_device(kwargs, self._devices[rank])
+            return node.target(*args, **kwargs)  # type: ignore[operator]  # a call's target is a function
 
         if is_random(node):  # the ranks share one generator here, and must draw the same numbers
             drawn = on(0)

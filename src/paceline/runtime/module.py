@@ -196,7 +196,8 @@ class PlacedModule(ParallelModule):
 
         if torch.is_grad_enabled() and prepared.backward is not None:
             outputs = len(step.outputs)
-            loss: Tensor = _Differentiable.apply(forward, prepared.backward, outputs, *parameters)  # type: ignore[no-untyped-call]
+            given = (forward, prepared.backward, outputs, *parameters)
+            loss: Tensor = _Differentiable.apply(*given)  # type: ignore[no-untyped-call]  # untyped in torch
             return loss
         with torch.no_grad():
             return forward()[0][0]

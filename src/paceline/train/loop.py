@@ -186,7 +186,8 @@ class Trainer:
                 continue  # no valid token on any rank: a loss of 0/0 that counts for nothing
             losses.append(loss.detach())
             weights.append(weight)
-            (loss if len(weights) == 1 else loss * (weight / weights[0])).backward()  # type: ignore[no-untyped-call]
+            scaled = loss if len(weights) == 1 else loss * (weight / weights[0])
+            scaled.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         if len(weights) <= 1:
             return (float(losses[0]), weights[0]) if losses else (math.nan, 0.0)
         total = sum(weights)

@@ -85,7 +85,8 @@ def _advanced(call: Call) -> tuple[Axes, dict[int, Axes], Axes, Shape] | None:
     slots = {d: index.index for d, index in enumerate(indices) if isinstance(index, Input)}
     if any(call.dtypes[i] in (torch.bool, torch.uint8) for i in slots.values()):
         return None
-    picked = tuple(torch.broadcast_shapes(*(call.inputs[i] for i in slots.values())))  # type: ignore[no-untyped-call]
+    shapes = [call.inputs[i] for i in slots.values()]
+    picked = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]  # untyped in torch
     places = numbered(len(picked), "i")
     rows: Axes = tuple(None if d in slots else f"d{d}" for d in range(len(source)))
     first, last = min(slots), max(slots)

@@ -59,10 +59,11 @@ def log_path(directory: Path, rank: int) -> Path:
 
 def _find(entry: str) -> Callable[[Any], object]:
     module, _, name = entry.partition(":")
-    found: Callable[[Any], object] = importlib.import_module(module)  # type: ignore[assignment]
+    found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    return found
+    function: Callable[[Any], object] = found
+    return function
 
 
 def _die_with(launcher: int) -> None:

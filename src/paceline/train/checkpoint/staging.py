@@ -53,7 +53,7 @@ class Staging:
         self._buffers = buffers
         events = []
         for device in devices:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in torch
             event.record(torch.cuda.current_stream(device))
             events.append(event)
         return Snapshot(tuple(staged), tuple(events))
