@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.errors import CheckpointError, PacelineError
 from paceline.runtime.job.failures import Failure, first_cause, read_failures
@@ -17,17 +18,26 @@ def failure(rank: int, error: BaseException) -> Failure:
 
 GLOO = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:9066.")
 
+SHM = torch.distributed.DistBackendError("rank 1 (process 4711) has ended during all_reduce")
+
 
 def hidden(error: BaseException, cause: BaseException) -> BaseException:
     error.__cause__ = cause
     return error
 
 
-@pytest.mark.parametrize("victim", [GLOO, ConnectionResetError(), hidden(KeyError("x"), GLOO)])
+@pytest.mark.parametrize("victim", [GLOO, ConnectionResetError(), hidden(KeyError("x"), GLOO), SHM])
 def test_broken_connections_are_victims(victim: BaseException):
     earlier, later = failure(0, victim), failure(1, ValueError("the cause"))
     assert earlier.at <= later.at
     assert first_cause([earlier, later]) is later
+
+
+def test_an_end_without_a_word_comes_before_what_others_saw_of_it():
+    seen = failure(0, SHM)
+    ended = Failure(1, seen.at + 0.02, "", "was ended by SIGTERM", "", 1, is_ours=False, is_victim=True)
+    assert first_cause([seen, ended]) is ended
+    assert first_cause([seen, failure(2, GLOO)]) is seen
 
 
 def test_the_earliest_is_the_cause():

@@ -88,8 +88,15 @@ def read_failures(directory: Path, ranks: int) -> dict[int, Failure]:
 
 
 def first_cause(failures: Collection[Failure]) -> Failure:
-    """Return the one that brought down the others: the earliest that is not a broken connection, if there is one."""
-    return min(failures, key=lambda failure: (failure.is_victim, failure.at, failure.rank))
+    """Return the one that brought down the others: the earliest that is not a broken connection, if there is one.
+
+    Among victims, a rank that left no word was ended from outside, and broke the connections that the others tell of.
+    """
+
+    def order(failure: Failure) -> tuple[bool, bool, float, int]:
+        return failure.is_victim, failure.is_victim and bool(failure.trace), failure.at, failure.rank
+
+    return min(failures, key=order)
 
 
 def _path(directory: Path, rank: int) -> Path:

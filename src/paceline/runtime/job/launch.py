@@ -152,7 +152,7 @@ class _Ranks:
             cause = self._cause(stopping)
             if cause is not None:
                 doubt = doubt or time.monotonic() + _CAUSE_S
-                if not cause.is_victim or time.monotonic() > doubt:
+                if not cause.is_victim or everyone_ended or time.monotonic() > doubt:
                     raise self._error(cause)
             elif everyone_ended:
                 break
