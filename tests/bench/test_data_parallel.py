@@ -9,7 +9,7 @@ import pytest
 
 from paceline.bench.contestants import Contestant
 from paceline.bench.data_parallel import Settings, main
-from paceline.bench.jobs import can_take_memory
+from paceline.bench.memory import can_take_memory
 from paceline.bench.workloads import Model
 from paceline.errors import RecipeError
 

@@ -33,6 +33,8 @@ class Contestant(StrEnum):
     OURS_FSDP_ZERO2 = "paceline-fsdp-zero2"
 
 
+OURS = (Contestant.OURS_DP, Contestant.OURS_FSDP, Contestant.OURS_FSDP_ZERO2)
+
 OPPONENT = {
     Contestant.SERIAL: Contestant.OURS_DP,
     Contestant.DDP: Contestant.OURS_DP,

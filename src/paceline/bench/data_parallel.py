@@ -7,32 +7,28 @@ Settings (`--set key=value`): `rounds`, `steps` (of a turn), `ranks`, `models`, 
 from __future__ import annotations
 
 import importlib.util
-import os
-import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-from rich.console import Console
-
-from paceline.bench.contestants import OPPONENT, Contestant
-from paceline.bench.jobs import OURS, Job, can_take_memory, found
+from paceline.bench import options as given
+from paceline.bench.contestants import OPPONENT, OURS, Contestant
+from paceline.bench.jobs import Job
+from paceline.bench.machine import machine, table_console
+from paceline.bench.memory import can_take_memory
+from paceline.bench.results import found
 from paceline.bench.statistics import ratios, slowest, spread
 from paceline.bench.table import print_tables
 from paceline.bench.workloads import Model, Scale, workload
-from paceline.errors import RecipeError, nearest
+from paceline.errors import RecipeError
 from paceline.runtime.job.launch import launch
 
 _LIMIT_S = 1800.0
-_FILE_WIDTH = 140
 _NOTHING: Mapping[str, str] = {}
 # glibc otherwise keeps freed blocks of many megabytes, at sizes that depend on what was freed before.
 _PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(128 << 10)}
-_Name = TypeVar("_Name", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -55,27 +51,24 @@ class Settings:
             RecipeError: a key or a value is unknown.
         """
         settings = cls()
-        known = list(cls.__dataclass_fields__)
         for key, text in options.items():
             match key:
                 case "rounds":
-                    settings = replace(settings, rounds=_number(key, text, least=1))
+                    settings = replace(settings, rounds=given.whole_number(key, text, least=1))
                 case "steps":
-                    settings = replace(settings, steps=_number(key, text, least=1))
+                    settings = replace(settings, steps=given.whole_number(key, text, least=1))
                 case "ranks":
-                    settings = replace(settings, ranks=_number(key, text, least=2))
+                    settings = replace(settings, ranks=given.whole_number(key, text, least=2))
                 case "models":
-                    settings = replace(settings, models=_names(key, text, list(Model)))
+                    settings = replace(settings, models=given.names(key, text, list(Model)))
                 case "peers":
-                    settings = replace(settings, peers=_names(key, text, list(OPPONENT)))
+                    settings = replace(settings, peers=given.names(key, text, list(OPPONENT)))
                 case "scale":
-                    settings = replace(settings, scale=_names(key, text, list(Scale))[0])
+                    settings = replace(settings, scale=given.names(key, text, list(Scale))[0])
                 case "memory":
-                    if text not in ("yes", "no"):
-                        raise RecipeError(f"memory is '{text}'; it is yes or no.")
-                    settings = replace(settings, memory=text == "yes")
+                    settings = replace(settings, memory=given.yes_or_no(key, text))
                 case _:
-                    raise RecipeError(f"unknown setting '{key}'; known: {', '.join(known)}.{nearest(key, known)}")
+                    raise given.unknown(key, list(cls.__dataclass_fields__))
         return settings
 
     def contestants(self, model: Model) -> tuple[Contestant, ...]:
@@ -109,14 +102,13 @@ def main(options: dict[str, str]) -> dict[str, Any]:
         "left_out": {},
         "rounds": {},
         "titles": {},
-        "settings": {"rounds": settings.rounds, "steps": settings.steps, "ranks": settings.ranks},
-        "machine": _machine(),
+        "settings": {key: getattr(settings, key) for key in ("rounds", "steps", "ranks")},
+        "machine": machine(),
     }
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         for model in settings.models:
             _measure(model, settings, Path(folder), result)
-    console = Console()
-    print_tables(console if console.is_terminal else Console(width=_FILE_WIDTH), result)
+    print_tables(table_console(), result)
     return result
 
 
@@ -185,38 +177,3 @@ def _run(
         timeout_s=_LIMIT_S,
     )
     return found(own, settings.ranks)
-
-
-def _machine() -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "processor": _processor(),
-        "cores": cores,
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-    }
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _number(key: str, text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise RecipeError(f"{key} is '{text}'; it is a whole number from {least}.")
-    return int(text)
-
-
-def _names(key: str, text: str, known: list[_Name]) -> tuple[_Name, ...]:
-    by_name = {str(item): item for item in known}
-    for part in text.split(","):
-        if part not in by_name:
-            raise RecipeError(f"there is no '{part}' in {key}; known: {', '.join(by_name)}.{nearest(part, by_name)}")
-    return tuple(by_name[part] for part in dict.fromkeys(text.split(",")))

@@ -5,14 +5,10 @@ Each job is started by `runtime.job.launch` and leaves what it found in a file o
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import json
 import multiprocessing
 import os
-import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,12 +19,13 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
 
-from paceline.bench.contestants import Contender, Contestant, mean_over_ranks, set_up
+from paceline.bench.contestants import OURS, Contender, Contestant, mean_over_ranks, set_up
+from paceline.bench.memory import forget_peak, give_back, memory_bytes, peak_bytes
+from paceline.bench.results import leave
 from paceline.bench.workloads import Model, Scale, Workload, workload
 from paceline.runtime.job.rendezvous import join
 from paceline.runtime.job.world import STORE_FILE, World
 
-OURS = (Contestant.OURS_DP, Contestant.OURS_FSDP, Contestant.OURS_FSDP_ZERO2)
 _MEMORY_STEPS = 2
 
 
@@ -71,11 +68,6 @@ class Job:
         return workload(self.model, self.scale)
 
 
-def found(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """Return what each rank of a finished job left."""
-    return [json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]
-
-
 def take_step_times(arguments: dict[str, Any]) -> None:
     """All contestants in one process per rank, turn by turn, so that a noisy machine is equally noisy for all."""
     job = Job.from_json(arguments)
@@ -111,9 +103,9 @@ def take_step_times(arguments: dict[str, Any]) -> None:
                     progress.advance(task)
                 progress.advance(task, len(left_out))
         starts = {who: asdict(contender.startup) for who, contender in contenders.items() if contender.startup}
-        _leave(
-            job,
-            world,
+        leave(
+            job.folder,
+            world.rank,
             {"step_s": seconds, "optimizer_s": optimizer, "loss": losses, "left_out": left_out, "start": starts},
         )
 
@@ -125,7 +117,7 @@ def take_start(arguments: dict[str, Any]) -> None:
         torch.set_num_threads(1)
         contender = set_up(Contestant.OURS_DP, job.workload, world)
         assert contender.startup is not None
-        _leave(job, world, {"start": {Contestant.OURS_DP: asdict(contender.startup)}})
+        leave(job.folder, world.rank, {"start": {Contestant.OURS_DP: asdict(contender.startup)}})
 
 
 def take_memory(arguments: dict[str, Any]) -> None:
@@ -147,7 +139,7 @@ def take_memory(arguments: dict[str, Any]) -> None:
                 raise RuntimeError(f"{who} ended without a word; see the log") from None
             finally:
                 process.join()
-    (Path(job.folder) / f"rank-{rank}.json").write_text(json.dumps({"memory": taken}), encoding="utf-8")
+    leave(job.folder, rank, {"memory": taken})
 
 
 def _memory_of(job: Job, who: Contestant, sender: Connection) -> None:
@@ -157,20 +149,23 @@ def _memory_of(job: Job, who: Contestant, sender: Connection) -> None:
         # Libraries that load with the first step, and what they keep, are no memory of this model.
         if _takes_part(who, world):
             set_up(who, workload(job.model, Scale.TINY), world).step()
-        _give_back()
-        before = _resident_bytes("VmRSS")
-        _forget_peak()
+        give_back()
+        dist.barrier()  # a share of what all have depends on how many have it already
+        before = memory_bytes()
+        forget_peak()
+        dist.barrier()
         contender = set_up(who, job.workload, world) if _takes_part(who, world) else None
-        at_start = _resident_bytes("VmHWM")
+        at_start = peak_bytes()
         if contender is not None:
             contender.step()
-            _give_back()
+            give_back()
         dist.barrier()
-        _forget_peak()
+        forget_peak()
         for _ in range(_MEMORY_STEPS):
             if contender is not None:
                 contender.step()
-        taken = {"step_bytes": _resident_bytes("VmHWM") - before, "start_bytes": at_start - before}
+        dist.barrier()
+        taken = {"step_bytes": peak_bytes() - before, "start_bytes": at_start - before}
         dist.barrier()
     sender.send(taken)
 
@@ -194,31 +189,3 @@ def _turn(contender: Contender, who: Contestant, world: World, steps: int) -> tu
     dist.barrier()
     gc.enable()
     return whole / steps, of_optimizer / steps
-
-
-def _leave(job: Job, world: World, values: dict[str, Any]) -> None:
-    (Path(job.folder) / f"rank-{world.rank}.json").write_text(json.dumps(values), encoding="utf-8")
-
-
-def can_take_memory() -> bool:
-    """Whether this system tells, and forgets on demand, the most memory that a process has had."""
-    return sys.platform == "linux" and os.access("/proc/self/clear_refs", os.W_OK)
-
-
-def _resident_bytes(field: str) -> int:
-    """Return resident memory of this process: VmRSS (now) or VmHWM (at most, since `_forget_peak`), in bytes."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # proc(5): resets VmHWM
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, where the C library can."""
-    gc.collect()
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

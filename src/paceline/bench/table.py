@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.bench.contestants import OPPONENT, Contestant
+from paceline.bench.machine import warn_of_load
 
 
 def print_tables(console: Console, result: dict[str, Any]) -> None:
@@ -19,8 +20,7 @@ def print_tables(console: Console, result: dict[str, Any]) -> None:
         f"torch {machine['torch']}; {settings['rounds']} rounds of {settings['steps']} steps.",
         highlight=False,
     )
-    if machine["load_before"] is not None and machine["load_before"] > 0.5:
-        console.print(f"Other work ran on this machine (load {machine['load_before']:.1f}): these are no numbers.")
+    warn_of_load(console, machine)
     for model, title in result["titles"].items():
         console.print(_table(result, model, title))
         start = result["start"].get(model)

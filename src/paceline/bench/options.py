@@ -1,0 +1,76 @@
+"""What `--set key=value` gives a benchmark, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+from paceline.errors import RecipeError, nearest
+
+Name = TypeVar("Name", bound=StrEnum)
+_UNITS = {"k": 1 << 10, "M": 1 << 20}
+
+
+def whole_number(key: str, text: str, least: int) -> int:
+    """Read a whole number.
+
+    Raises:
+        RecipeError: it is none, or below `least`.
+    """
+    if not text.isdecimal() or int(text) < least:
+        raise RecipeError(f"{key} is '{text}'; it is a whole number from {least}.")
+    return int(text)
+
+
+def whole_numbers(key: str, text: str, least: int) -> tuple[int, ...]:
+    """Read whole numbers separated by commas; each is returned once.
+
+    Raises:
+        RecipeError: one is none, or below `least`.
+    """
+    return tuple(dict.fromkeys(whole_number(key, part, least) for part in text.split(",")))
+
+
+def byte_counts(key: str, text: str) -> tuple[int, ...]:
+    """Read sizes separated by commas, such as `64,4k,16M`, in bytes; each is returned once.
+
+    Raises:
+        RecipeError: one cannot be read.
+    """
+    counts = []
+    for part in text.split(","):
+        digits, unit = (part[:-1], _UNITS[part[-1]]) if part[-1:] in _UNITS else (part, 1)
+        if not digits.isdecimal() or int(digits) < 1:
+            raise RecipeError(f"there is '{part}' in {key}; a size is a number of bytes, such as 64, 4k or 16M.")
+        counts.append(int(digits) * unit)
+    return tuple(dict.fromkeys(counts))
+
+
+def names(key: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:
+    """Read names separated by commas; each is returned once.
+
+    Raises:
+        RecipeError: one is not among those known.
+    """
+    by_name = {str(item): item for item in known}
+    for part in text.split(","):
+        if part not in by_name:
+            raise RecipeError(f"there is no '{part}' in {key}; known: {', '.join(by_name)}.{nearest(part, by_name)}")
+    return tuple(by_name[part] for part in dict.fromkeys(text.split(",")))
+
+
+def yes_or_no(key: str, text: str) -> bool:
+    """Read `yes` or `no`.
+
+    Raises:
+        RecipeError: it is neither.
+    """
+    if text not in ("yes", "no"):
+        raise RecipeError(f"{key} is '{text}'; it is yes or no.")
+    return text == "yes"
+
+
+def unknown(key: str, known: Sequence[str]) -> RecipeError:
+    """Return the error for a setting that a benchmark does not have."""
+    return RecipeError(f"unknown setting '{key}'; known: {', '.join(known)}.{nearest(key, known)}")
