@@ -1,4 +1,4 @@
-"""Tests on real ranks: `@ranks(4, mesh="dp=2,fsdp=2")` runs a test function in as many processes over gloo.
+"""Tests on real ranks: `@ranks(4, mesh="dp=2,fsdp=2")` runs a test function in as many processes.
 
     @ranks(2)
     def test_sum(world):
@@ -8,8 +8,8 @@
 
 The function may name `world` (the `World`), `rank` (its number) and, where the decorator gives one, `mesh` (the
 `Mesh`); whatever else it names comes from pytest, fixtures and parameters alike, if it can be pickled. Processes fork
-from a server that has loaded PyTorch, and meet at a file. The first rank that fails ends the test with its traceback;
-after `timeout_s` it fails with the stacks of all ranks.
+from a server that has loaded PyTorch, meet at a file, and talk through what users get by default, or `backend`. The
+first rank that fails ends the test with its traceback; after `timeout_s` it fails with the stacks of all ranks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ from typing import Any
 
 import pytest
 
+from paceline import shm
 from paceline.plan import Mesh
 from paceline.runtime.job.failures import Failure, first_cause, read_failures
 from paceline.runtime.job.world import STORE_FILE
+from paceline.shm import build
 
 # Loaded once in the server; what tests need beyond it, each of their processes loads for itself.
 PRELOAD = [
@@ -54,7 +56,7 @@ _CAUSE_S = 2.0
 
 
 def ranks(
-    size: int | None = None, *, mesh: str | None = None, timeout_s: float = 60
+    size: int | None = None, *, mesh: str | None = None, backend: str = "auto", timeout_s: float = 60
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the decorated test in `size` processes; by default as many as `mesh` has ranks."""
     parsed = Mesh.parse(mesh) if mesh is not None else None
@@ -69,14 +71,24 @@ def ranks(
 
         @functools.wraps(test)
         def run(**given: Any) -> None:
+            if count > 1 and backend != "gloo":
+                _build()
             with tempfile.TemporaryDirectory(prefix="ranks-") as job:
-                _run(Path(job), count, timeout_s, (where, count, ours, parsed, given))
+                _run(Path(job), count, timeout_s, (where, count, ours, parsed, backend, given))
 
         others = [parameter for name, parameter in signature.parameters.items() if name not in ours]
         run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+@functools.cache
+def _build() -> None:
+    """Build what ranks would build at first use, which takes longer than a test may."""
+    if shm.unavailable() is None and os.environ.get("PACELINE_SHM") != "portable":
+        with contextlib.suppress(build.BuildError):  # there are other ways without it
+            build.native()
 
 
 def _run(job: Path, size: int, timeout_s: float, task: tuple[Any, ...]) -> None:
@@ -107,13 +119,14 @@ def _told(job: Path, processes: list[BaseProcess]) -> str:
     """Say what the rank that failed first, and not its victims, has to say."""
     deadline = time.monotonic() + _CAUSE_S
     while True:
+        all_ended = not any(process.is_alive() for process in processes)
         died = {
             rank: Failure(rank, time.time(), "", f"ended with {process.exitcode}", "", 1, False, False)
             for rank, process in enumerate(processes)
             if process.exitcode
         }
         cause = first_cause([*{**died, **read_failures(job, len(processes))}.values()])
-        if not cause.is_victim or time.monotonic() > deadline:
+        if not cause.is_victim or all_ended or time.monotonic() > deadline:
             break
         time.sleep(0.02)
     text = cause.trace or cause.message
@@ -154,6 +167,7 @@ def _rank(
     size: int,
     ours: set[str],
     mesh: Mesh | None,
+    backend: str,
     given: Mapping[str, Any],
 ) -> None:
     """Be one rank: runs in a process of its own."""
@@ -170,7 +184,7 @@ def _rank(
         os.environ.update({STORE_FILE: str(job / "store"), "GLOO_SOCKET_IFNAME": _loopback(), "OMP_NUM_THREADS": "1"})
         code = 0
         try:
-            _call(where, ours, mesh, given)
+            _call(where, ours, mesh, backend, given)
         except BaseException as error:  # pytest's own skip and fail too
             failure = Failure.of(rank, error)
             failure.write(job)
@@ -180,7 +194,9 @@ def _rank(
         os._exit(code)  # without tearing down, which could wait for a rank that is gone
 
 
-def _call(where: tuple[str, str, str], ours: set[str], mesh: Mesh | None, given: Mapping[str, Any]) -> None:
+def _call(
+    where: tuple[str, str, str], ours: set[str], mesh: Mesh | None, backend: str, given: Mapping[str, Any]
+) -> None:
     import torch
 
     from paceline.runtime.job.rendezvous import join
@@ -190,7 +206,7 @@ def _call(where: tuple[str, str, str], ours: set[str], mesh: Mesh | None, given:
     test: Any = _module(module, path)
     for part in name.split("."):
         test = getattr(test, part)
-    with join() as world:
+    with join(backend=backend) as world:
         ready = {"world": world, "rank": world.rank, "mesh": mesh}
         inspect.unwrap(test)(**given, **{name: ready[name] for name in ours})
 

@@ -27,8 +27,8 @@ def test_version() -> None:
     ("arguments", "expected"),
     [
         ([], ["train", "verify", "bench", "dp=2", "fsdp", "package.module:callable", "Exit codes"]),
-        (["train"], ["RECIPE", "--mesh", "--set", "--resume", "--out", "--launch", "torchrun"]),
-        (["verify"], ["RECIPE", "--model", "--mesh", "--steps", "--dtype", "--json"]),
+        (["train"], ["RECIPE", "--mesh", "--set", "--resume", "--out", "--launch", "--backend", "torchrun"]),
+        (["verify"], ["RECIPE", "--model", "--mesh", "--steps", "--dtype", "--backend", "--json"]),
         (["bench"], ["NAME", "--json", "data-parallel"]),
     ],
 )

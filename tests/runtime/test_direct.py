@@ -15,7 +15,7 @@ from tests.ranks import ranks
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
 
-@ranks(3)
+@ranks(3, backend="gloo")
 def test_each_equals_its_collective(world):
     group, index, parts = dist.group.WORLD, world.rank, world.size
     gather, scatter, reduce = (kind(group, index) for kind in (AllGather, ReduceScatter, AllReduce))
@@ -29,7 +29,7 @@ def test_each_equals_its_collective(world):
             assert torch.equal(reduce(mine.view(-1)).wait().view(parts, size), summed)
 
 
-@ranks(2)
+@ranks(2, backend="gloo")
 def test_what_is_sent_may_be_strided(world):
     group = dist.group.WORLD
     x = torch.arange(12.0).view(3, 4).t() + world.rank
@@ -56,7 +56,7 @@ def _exchange_at_random(world, plan):
         assert torch.equal(started[i].wait(), expected[i])
 
 
-@ranks(3)
+@ranks(3, backend="gloo")
 def test_many_under_way_at_once(world):
     @settings(max_examples=25, deadline=None, derandomize=True, database=None)
     @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 9)), max_size=12))
@@ -73,7 +73,7 @@ def test_only_tensors_on_the_cpu(device):
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
-@ranks(2)
+@ranks(2, backend="gloo")
 def test_threads_of_gloo_do_not_interrupt_compute(world):
     let_compute_go_first()
     tasks = [task for task in Path("/proc/self/task").iterdir() if "gloo" in (task / "comm").read_text()]

@@ -1,4 +1,4 @@
-"""The executor of one rank per process, on real Gloo, against the one that runs all ranks in one process."""
+"""The executor of one rank per process, on real process groups, against the one that runs all ranks in one process."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def compare(mesh: Mesh, rank: int, **options: Any) -> None:
         assert torch.equal(mine, theirs) if exact else torch.allclose(mine, theirs, rtol=1e-14, atol=1e-15)
 
 
-@ranks(mesh="dp=2")
+@ranks(mesh="dp=2", backend="gloo")
 def test_dp(mesh: Mesh, world: World) -> None:
     compare(mesh, world.rank)
     compare(mesh, world.rank, bucket_bytes=0)
 
 
-@ranks(mesh="fsdp=2")
+@ranks(mesh="fsdp=2", backend="gloo")
 def test_fsdp(mesh: Mesh, world: World) -> None:
     compare(mesh, world.rank, bucket_bytes=512)
     compare(mesh, world.rank, zero_stage=2)

@@ -10,6 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from paceline import shm
 from paceline.errors import CheckpointError, NonFiniteError, RecipeError
 from paceline.plan import Plan
 from paceline.program.factory import load_factory
@@ -83,6 +84,7 @@ def test_a_run_directory_holds_all_that_the_run_was(recipe, tmp_path, capsys):
     plan = yaml.safe_load((out / "plan.yaml").read_text())
     assert Plan.from_dict(plan["plan"]) == load_recipe(path).plan()
     assert plan["placements"]["head.weight"] == "[256, 16]"
+    assert plan["between_ranks"] == "none: one process"
     assert [row[0] for row in curve(out)] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl", "validation")] == [3, 6]
     assert "validation loss" in (out / "logs" / "rank-0.log").read_text()
@@ -108,6 +110,16 @@ def test_stopped_and_resumed_on_two_processes_it_is_the_uninterrupted_run_bit_fo
     assert curve(stopped) == curve(straight)
     ours, theirs = load_file(stopped / "model.safetensors"), load_file(straight / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_a_run_says_what_is_between_its_ranks(recipe, tmp_path, capfd, backend):
+    run(recipe(mesh="dp=2", train={"steps": 2, "batch": 4}), tmp_path, f"backend={backend}", ranks=2)
+    words = yaml.safe_load((tmp_path / "plan.yaml").read_text())["between_ranks"]
+    assert words.startswith("gloo" if backend == "gloo" or shm.unavailable() is not None else "shared memory")
+    assert f"between ranks: {words}" in capfd.readouterr().out
+    for rank in range(2):
+        assert f"between ranks: {words}" in (tmp_path / "logs" / f"rank-{rank}.log").read_text()
 
 
 def test_a_run_goes_on_at_another_mesh(recipe, tmp_path):

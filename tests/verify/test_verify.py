@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import paceline
-from paceline.errors import CaptureError, NonFiniteError, PlanError, RecipeError
+from paceline import shm
+from paceline.errors import CaptureError, LaunchError, NonFiniteError, PlanError, RecipeError
 from paceline.verify.report import Report
 from paceline.verify.run import verify
 from tests import models
@@ -34,6 +37,17 @@ def test_processes_agree_too(family: str, mesh: str, dtype: str) -> None:
     report = verify(f"tests.models:{family}", mesh, dtype=dtype)
     assert report.equal, report.to_json()
     assert report.launch == "processes"
+    assert report.backend.name == ("shm" if shm.unavailable() is None else "gloo")
+
+
+def test_the_backend_is_chosen_and_told() -> None:
+    report = verify("tests.models:own", "dp=2", steps=1, backend="gloo")
+    assert (report.to_json()["backend"], report.to_json()["between_ranks"]) == ("gloo", "gloo")
+    console = Console(file=io.StringIO(), width=200)
+    report.print(console)
+    assert "between ranks: gloo\n" in console.file.getvalue()
+    with pytest.raises(LaunchError, match="unknown backend 'gllo'"):
+        verify("tests.models:own", "dp=2", backend="gllo")
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
@@ -68,6 +82,7 @@ def test_one_rank() -> None:
 
 def test_keys_of_the_json() -> None:
     values = verify(models.own, "dp=2", steps=1, launch="inprocess").to_json()
+    assert (values["backend"], values["between_ranks"]) == ("none", "none: one process")
     contract = {"equal", "dtype", "tolerance", "mesh", "ranks", "steps", "loss", "worst", "eager", "collectives"}
     assert contract <= values.keys()
     assert (values["dtype"], values["tolerance"], values["mesh"], values["ranks"]) == ("float64", 1e-9, "dp=2", 2)

@@ -71,7 +71,7 @@ class Job:
 def take_step_times(arguments: dict[str, Any]) -> None:
     """All contestants in one process per rank, turn by turn, so that a noisy machine is equally noisy for all."""
     job = Job.from_json(arguments)
-    with join() as world:
+    with join(backend="gloo") as world:
         torch.set_num_threads(1)
         with Progress(console=Console(stderr=True), disable=world.rank > 0) as progress:
             task = progress.add_task(job.title, total=len(job.contestants) * (job.rounds + 1))
@@ -113,7 +113,7 @@ def take_step_times(arguments: dict[str, Any]) -> None:
 def take_start(arguments: dict[str, Any]) -> None:
     """Ours alone, to see how long a start takes."""
     job = Job.from_json(arguments)
-    with join() as world:
+    with join(backend="gloo") as world:
         torch.set_num_threads(1)
         contender = set_up(Contestant.OURS_DP, job.workload, world)
         assert contender.startup is not None
@@ -144,7 +144,7 @@ def take_memory(arguments: dict[str, Any]) -> None:
 
 def _memory_of(job: Job, who: Contestant, sender: Connection) -> None:
     os.environ[STORE_FILE] = str(Path(job.folder) / f"meet-{who}")
-    with join() as world:
+    with join(backend="gloo") as world:
         torch.set_num_threads(1)
         # Libraries that load with the first step, and what they keep, are no memory of this model.
         if _takes_part(who, world):

@@ -16,6 +16,21 @@ class Launch(StrEnum):
     INPROCESS = "inprocess"
 
 
+class Backend(StrEnum):
+    """What carries tensors between ranks on CPUs."""
+
+    AUTO = "auto"
+    SHM = "shm"
+    GLOO = "gloo"
+
+
+BackendOption = Annotated[
+    Backend | None,
+    typer.Option(
+        "--backend",
+        help="Between ranks on CPUs: shm, shared memory within a host; gloo, sockets; auto, shm where it can be.",
+    ),
+]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the result as one JSON object; - prints it.")
 ]
@@ -29,7 +44,13 @@ Sets = Annotated[
 ]
 
 
-def assignments(sets: list[str] | None, mesh: str | None = None, launch: Launch | None = None) -> list[str]:
+def assignments(
+    sets: list[str] | None, mesh: str | None = None, launch: Launch | None = None, backend: Backend | None = None
+) -> list[str]:
     """Return the overrides of a recipe that the options amount to; the special ones win over --set."""
-    special = {"mesh": mesh, "launch": launch.value if launch else None}
+    special = {
+        "mesh": mesh,
+        "launch": launch.value if launch else None,
+        "backend": backend.value if backend else None,
+    }
     return [*(sets or []), *(f"{key}={value}" for key, value in special.items() if value is not None)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import Launch, LaunchOption, Sets, assignments
+from paceline.cli.options import BackendOption, Launch, LaunchOption, Sets, assignments
 from paceline.cli.output import latest_run_dir, new_run_dir
 from paceline.errors import LaunchError, RecipeError
 
@@ -26,6 +26,7 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="Directory of the run; by default the next runs/NAME-N.")
     ] = None,
     launch: LaunchOption = None,
+    backend: BackendOption = None,
 ) -> None:
     """Train from a recipe.
 
@@ -44,7 +45,7 @@ def train(
     from paceline.runtime.job.world import World, check_world
     from paceline.train.recipe import load_recipe
 
-    overrides = assignments(sets, mesh, launch)
+    overrides = assignments(sets, mesh, launch, backend)
     loaded = load_recipe(recipe, overrides)
     inprocess = loaded.launch == Launch.INPROCESS.value
     world = World.from_environment(os.environ)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import JsonFile, Launch, LaunchOption, Sets, assignments
+from paceline.cli.options import Backend, BackendOption, JsonFile, Launch, LaunchOption, Sets, assignments
 from paceline.cli.output import write_json
 from paceline.errors import RecipeError
 from paceline.plan import Plan
@@ -35,6 +35,7 @@ def verify(
     ] = None,
     sets: Sets = None,
     launch: LaunchOption = None,
+    backend: BackendOption = None,
     json_file: JsonFile = None,
 ) -> None:
     """Compare the plan with the unmodified module, run serially on the same samples.
@@ -53,10 +54,11 @@ def verify(
     if recipe is not None:
         from paceline.train.recipe import load_recipe
 
-        loaded = load_recipe(recipe, assignments(sets, mesh, launch))
+        loaded = load_recipe(recipe, assignments(sets, mesh, launch, backend))
         model, arguments = loaded.model.factory, loaded.model.args
         mesh = str(loaded.mesh)
         zero_stage = zero_stage or loaded.plan().zero_stage
+        backend = Backend(loaded.backend)
     elif mesh is None:
         raise RecipeError("name the mesh to verify on, as in --mesh fsdp=2.")
     assert model is not None and mesh is not None
@@ -74,6 +76,7 @@ def verify(
             steps=steps,
             dtype=dtype.value,
             launch=(launch or Launch.PROCESSES).value,
+            backend=(backend or Backend.AUTO).value,
             zero_stage=zero_stage or Plan.zero_stage,
             tell=status.update,
         )

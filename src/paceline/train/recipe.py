@@ -238,6 +238,7 @@ class Recipe(Section):
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     seed: CountOrZero = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "shm", "gloo"] = "auto"
     launch: Literal["processes", "inprocess"] = "processes"
     fallback: Literal["none", "ddp", "fsdp2"] = "none"
     train: TrainSection

@@ -46,7 +46,7 @@ def train(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
         PacelineError: bad input, or the training failed.
     """
     run = RunDirectory(out)
-    with join(recipe.device) as world, run.logging(world.rank) as log:
+    with join(recipe.device, recipe.backend) as world, run.logging(world.rank) as log:
         # Rank 0 speaks for all; the others keep to their logs.
         speaker = Speaker(Console(quiet=world.rank != 0), log)
         try:
@@ -74,6 +74,8 @@ class _Run:
         if self.leads:
             run.root.mkdir(parents=True, exist_ok=True)
             write_whole(run.config, to_yaml(recipe))
+        if self.world.size > 1:
+            self.speaker.say(f"between ranks: {self.world.backend.words}")
         with self.speaker.phase("data"):
             source, held_out = self._sources()
             example = Loader(source, recipe.train.batch, recipe.train.micro_batches).example()
@@ -90,7 +92,7 @@ class _Run:
             )
         if self.leads:
             self.speaker.say(_how_planned(module, recipe.fallback))
-            write_whole(run.plan, _plan_text(module))
+            write_whole(run.plan, _plan_text(module, self.world))
         with self.speaker.phase("optimizer"):
             trainer = self._trainer(module, source, held_out)
             if resume:
@@ -225,11 +227,11 @@ def _how_planned(module: ParallelModule, fallback: str) -> str:
     return f"  capture {startup.capture_s:.2f} s, placement {startup.place_s:.2f} s"
 
 
-def _plan_text(module: ParallelModule) -> str:
-    """The plan that executes and, for people, where each parameter and buffer lies along each axis of the mesh."""
+def _plan_text(module: ParallelModule, world: World) -> str:
+    """The plan that executes and, for people, what is between ranks and where each parameter and buffer lies."""
     shapes = {shard.name: shard.shape for shard in module.shards()}
     placed = {
         name: f"{list(shape)} {', '.join(map(str, module.placements(name)))}".rstrip() for name, shape in shapes.items()
     }
-    values = {"plan": module.plan.to_dict(), "placements": placed}
+    values = {"plan": module.plan.to_dict(), "between_ranks": world.backend.words, "placements": placed}
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from paceline.plan import Plan
 from paceline.program.capture import Batch, as_call
 from paceline.runtime.job.rendezvous import join
+from paceline.runtime.job.world import ONE_PROCESS, Backend
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
 from paceline.runtime.state import Shard
 from paceline.verify.compare import Key, Kind, gap, largest_gap, loss_name
@@ -27,7 +28,10 @@ START, REFERENCE = "start.safetensors", "reference.safetensors"
 
 @dataclass(frozen=True)
 class Job:
-    """What ranks are to do. `directory` holds the two files START and REFERENCE, and takes what each process found."""
+    """What ranks are to do, and through which backend they talk.
+
+    `directory` holds the two files START and REFERENCE, and takes what each process found.
+    """
 
     subject: Subject
     plan: Plan
@@ -35,12 +39,13 @@ class Job:
     rate: float
     losses: tuple[float, ...]
     directory: Path
+    backend: str = "auto"
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads. The factory must be given by name."""
         subject = {**asdict(self.subject), "precision": self.subject.precision.value}
-        rest = {"steps": self.steps, "rate": self.rate, "losses": list(self.losses), "directory": str(self.directory)}
-        return {"subject": subject, "plan": self.plan.to_dict(), **rest}
+        rest = {"steps": self.steps, "rate": self.rate, "losses": list(self.losses), "backend": self.backend}
+        return {"subject": subject, "plan": self.plan.to_dict(), "directory": str(self.directory), **rest}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Job:
@@ -53,6 +58,7 @@ class Job:
             values["rate"],
             tuple(values["losses"]),
             Path(values["directory"]),
+            values["backend"],
         )
 
 
@@ -64,12 +70,14 @@ class Finding:
         losses: one per step.
         gaps: largest absolute difference from the reference.
         forward, backward: collectives of a step, by kind.
+        backend: what carried tensors between processes.
     """
 
     losses: tuple[float, ...]
     gaps: dict[Key, float]
     forward: dict[str, Volume]
     backward: dict[str, Volume]
+    backend: Backend
 
     def save(self, file: Path) -> None:
         """Write it as JSON."""
@@ -78,24 +86,30 @@ class Finding:
             for name, found in (("forward", self.forward), ("backward", self.backward))
         }
         found = [[kind.value, name, gap] for (kind, name), gap in self.gaps.items()]
-        file.write_text(json.dumps({"losses": self.losses, "gaps": found, **volumes}), encoding="utf-8")
+        values = {"losses": self.losses, "gaps": found, "backend": asdict(self.backend), **volumes}
+        file.write_text(json.dumps(values), encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path) -> Finding:
         """Read what `save` wrote."""
         values = json.loads(file.read_text(encoding="utf-8"))
+        forward, backward = (
+            {kind: Volume(**volume) for kind, volume in values[name].items()} for name in ("forward", "backward")
+        )
         return cls(
             tuple(values["losses"]),
             {(Kind(kind), name): gap for kind, name, gap in values["gaps"]},
-            *({kind: Volume(**volume) for kind, volume in values[name].items()} for name in ("forward", "backward")),
+            forward,
+            backward,
+            Backend(**values["backend"]),
         )
 
 
 def run_rank(arguments: Mapping[str, Any]) -> None:
     """Be a rank under the launcher: find, and leave the finding in the job's directory."""
     job = Job.from_json(arguments)
-    with join() as world:
-        find(job).save(finding_file(job, world.rank))
+    with join(backend=job.backend) as world:
+        find(job, backend=world.backend).save(finding_file(job, world.rank))
 
 
 def finding_file(job: Job, rank: int) -> Path:
@@ -103,12 +117,13 @@ def finding_file(job: Job, rank: int) -> Path:
     return job.directory / f"rank-{rank}.json"
 
 
-def find(job: Job, devices: Sequence[torch.device] | None = None) -> Finding:
+def find(job: Job, devices: Sequence[torch.device] | None = None, backend: Backend = ONE_PROCESS) -> Finding:
     """Train by the plan and compare; a collective.
 
     Args:
         job: what to do.
         devices: run all ranks in this process.
+        backend: what carries tensors between processes.
     """
     module, batch = job.subject.build(job.directory / START)
     precision = job.subject.precision
@@ -139,7 +154,7 @@ def find(job: Job, devices: Sequence[torch.device] | None = None) -> Finding:
         gaps[Kind.LOSS, loss_name(number)] = gap(loss, reference)
     args, kwargs = as_call(batch)
     step = parallel.step(*args, **kwargs)
-    return Finding(tuple(losses), gaps, traffic(step.forward), traffic(step.backward))
+    return Finding(tuple(losses), gaps, traffic(step.forward), traffic(step.backward), backend)
 
 
 def _compare(parallel: ParallelModule, kinds: set[Kind], reference: Path, gaps: dict[Key, float]) -> None:

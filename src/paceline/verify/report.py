@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.runtime.job.world import ONE_PROCESS, Backend
 from paceline.verify.compare import Difference, Kind
 from paceline.verify.locate import FirstDifference
 from paceline.verify.precision import Precision
@@ -22,7 +23,7 @@ class Report:
     """The result of comparing a plan with the unmodified module run serially.
 
     Attributes:
-        mesh: the plan's mesh, as text; `ranks` of them ran as `launch` says.
+        mesh: the plan's mesh, as text; `ranks` of them ran as `launch` says, with `backend` between them.
         steps: optimizer steps that were run.
         serial, parallel: losses of each step; parallel ones as rank 0 has them.
         differences: of the plan from its serial reference, the worst first.
@@ -35,6 +36,7 @@ class Report:
     mesh: str
     ranks: int
     launch: str
+    backend: Backend
     zero_stage: int
     steps: int
     serial: tuple[float, ...]
@@ -69,6 +71,8 @@ class Report:
             "mesh": self.mesh,
             "ranks": self.ranks,
             "launch": self.launch,
+            "backend": self.backend.name,
+            "between_ranks": self.backend.words,
             "zero_stage": self.zero_stage,
             "steps": self.steps,
             "loss": {"serial": self.serial[0], "parallel": _finite(self.parallel[0])},
@@ -95,6 +99,8 @@ class Report:
             f"{self.steps} step{'s' * (self.steps > 1)}",
             highlight=False,
         )
+        if self.backend != ONE_PROCESS:
+            console.print(f"between ranks: {self.backend.words}", highlight=False, markup=False, soft_wrap=True)
         console.print(
             f"the worst of {len(self.differences)} comparisons with serial "
             f"(tolerance {self.precision.parallel.rel_error:.0e}):",

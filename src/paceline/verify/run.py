@@ -23,6 +23,7 @@ from paceline.plan import Mesh, Plan
 from paceline.program.build import Factory
 from paceline.program.capture import capture
 from paceline.program.precision import lift
+from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch as launch_ranks
 from paceline.verify.compare import Key, differences, gaps
 from paceline.verify.locate import first_difference
@@ -49,6 +50,7 @@ def verify(
     steps: int = 2,
     dtype: str = "float64",
     launch: str = "processes",
+    backend: str = "auto",
     zero_stage: int = Plan.zero_stage,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
@@ -64,11 +66,13 @@ def verify(
         steps: optimizer steps.
         dtype: `float64`, `float32`, or `bfloat16` for autocast.
         launch: `processes`, or `inprocess` for all ranks in this one.
+        backend: what carries tensors between processes: `shm`, `gloo` or `auto`.
         zero_stage: see `Plan`.
         tell: is told what is being done, in a few words.
 
     Raises:
         RecipeError: the factory or an option cannot be used.
+        LaunchError: ranks could not be started, or not with this backend.
         CaptureError: the module fails in this type, or cannot be captured.
         PlanError: the batch cannot be divided over the mesh; the message says what could.
         NonFiniteError: the serial run gives no numbers to compare with.
@@ -76,25 +80,34 @@ def verify(
     if steps < 1:
         raise RecipeError(f"steps is {steps}; compare after at least 1 step.")
     how = _choice(_Launch, launch, "launch")
+    choice = Choice.parse(backend)
     subject = Subject(factory, dict(arguments or {}), _choice(Precision, dtype, "dtype"))
     plan = Plan(Mesh.parse(mesh) if isinstance(mesh, str) else mesh, zero_stage=zero_stage)
     if how is _Launch.PROCESSES:
         subject = replace(subject, factory=_name_of(factory))
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
-        return _Verification(subject, plan, steps, how, Path(directory), tell).report()
+        return _Verification(subject, plan, steps, how, choice, Path(directory), tell).report()
 
 
 class _Verification:
     """Runs the sides one after the other; what they share is in files of `directory`."""
 
     def __init__(
-        self, subject: Subject, plan: Plan, steps: int, how: _Launch, directory: Path, tell: Callable[[str], None]
+        self,
+        subject: Subject,
+        plan: Plan,
+        steps: int,
+        how: _Launch,
+        backend: Choice,
+        directory: Path,
+        tell: Callable[[str], None],
     ) -> None:
         self._subject = subject
         self._precision = subject.precision
         self._plan = plan
         self._steps = steps
         self._how = how
+        self._backend = backend
         self._directory = directory
         self._tell = tell
 
@@ -123,6 +136,7 @@ class _Verification:
             mesh=str(self._plan.mesh),
             ranks=self._plan.mesh.size,
             launch=self._how.value,
+            backend=findings[0].backend,
             zero_stage=self._plan.zero_stage,
             steps=self._steps,
             serial=reference.losses,
@@ -140,7 +154,15 @@ class _Verification:
     def _findings(self, reference: Trajectory) -> list[Finding]:
         """Return what every process found."""
         reference.save(self._directory / REFERENCE)
-        job = Job(self._subject, self._plan, self._steps, reference.rate, reference.losses, self._directory)
+        job = Job(
+            self._subject,
+            self._plan,
+            self._steps,
+            reference.rate,
+            reference.losses,
+            self._directory,
+            self._backend.value,
+        )
         if self._how is _Launch.INPROCESS:
             return [find(job, [torch.device("cpu")])]
         ranks = self._plan.mesh.size

@@ -30,6 +30,7 @@ def report(directory: str) -> None:
             "sum": total.item(),
             "port": os.environ.get("MASTER_PORT"),
             "threads": os.environ.get("OMP_NUM_THREADS"),
+            "backend": [world.backend.name, world.backend.words],
         }
         print(f"rank {world.rank} prints")
         (Path(directory) / f"{world.rank}.json").write_text(json.dumps(facts))
@@ -55,6 +56,32 @@ def fail_in_a_collective(how: str) -> None:
             dist.barrier()
         except RuntimeError as error:
             raise KeyError("a victim") from error
+
+
+def die_in_a_collective(arguments: list[str]) -> None:
+    """Rank 1 is ended by a signal in the middle of exchanges."""
+    backend, name = arguments
+    import torch
+    import torch.distributed as dist
+
+    from paceline.runtime.job.rendezvous import join
+
+    with join(backend=backend) as world:
+        for number in range(1000):
+            dist.all_reduce(torch.ones(100_000))
+            if world.rank == 1 and number == 10:
+                os.kill(os.getpid(), signal.Signals[name])
+
+
+def rank_1_has_no_shared_memory(arguments: list[str]) -> None:
+    """Write down what carries tensors all the same."""
+    backend, directory = arguments
+    from paceline import shm
+    from paceline.runtime.job.rendezvous import join
+
+    shm.unavailable = lambda: "this is a test." if os.environ["RANK"] == "1" else None
+    with join(backend=backend) as world:
+        (Path(directory) / f"{world.rank}.json").write_text(json.dumps([world.backend.name, world.backend.words]))
 
 
 def fail(how: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline import shm
 from paceline.errors import DataError, LaunchError, NonFiniteError, PacelineError, RankFailed
 from paceline.runtime.job.launch import launch
 
@@ -115,6 +116,15 @@ def test_other_ends_are_named(tmp_path: Path, how: str, words: list[str]):
         launch(f"{JOBS}:fail", how, 2, rendezvous=tmp_path / "meet")
     for word in words:
         assert word in str(failure.value)
+
+
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_death_among_exchanges_is_told_rather_than_what_the_others_saw(tmp_path: Path, backend: str, name: str):
+    if backend == "shm" and shm.unavailable() is not None:
+        pytest.skip(f"no shared memory: {shm.unavailable()}")
+    with pytest.raises(RankFailed, match=f"^rank 1 of 3 was ended by {name}"):
+        launch(f"{JOBS}:die_in_a_collective", [backend, name], 3, log_dir=tmp_path)
 
 
 def test_a_rank_that_never_arrives_is_named(tmp_path: Path):

@@ -182,6 +182,8 @@ def test_under_torchrun_on_two_nodes(tmp_path: Path):
     with started(*(([*node, "report", str(tmp_path)], {}) for node in nodes)) as processes:
         assert [process.wait(timeout=60) for process in processes] == [0, 0]
     assert worlds(tmp_path, 2) == [[0, 2, 0, 1, "TORCHRUN"], [1, 2, 0, 1, "TORCHRUN"]]
+    told = [json.loads((tmp_path / f"{rank}.json").read_text())["backend"] for rank in range(2)]
+    assert told == [["gloo", "gloo: no two ranks share a host"]] * 2
 
 
 def test_an_error_under_torchrun_ends_the_job_although_a_collective_is_under_way():

@@ -1,4 +1,4 @@
-"""Real processes over gloo: every number of ranks into every other, a late rank, a failing one and one that is gone."""
+"""Real processes: every number of ranks into every other, a late rank, a failing one and one that is gone."""
 
 import resource
 

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +24,15 @@ _POLL_S = 0.02
 _BEGIN = b"begin"
 
 
-def roll_call(store: Store, world: World, timeout_s: float, log_directory: Path | None = None) -> int:
+def roll_call(
+    store: Store,
+    world: World,
+    timeout_s: float,
+    log_directory: Path | None = None,
+    *,
+    backend: str = "auto",
+    notes: Mapping[str, str] | None = None,
+) -> int:
     """Wait until all ranks have signed in, and return how often this job has met at this store before.
 
     A fault that one rank finds is told to all that still wait, so that all end with the same message.
@@ -33,9 +42,11 @@ def roll_call(store: Store, world: World, timeout_s: float, log_directory: Path 
         world: this rank.
         timeout_s: how long to wait for the others, in seconds.
         log_directory: where logs of ranks are, for the message.
+        backend: what this rank was told to choose.
+        notes: what all ranks are to know of this one, see `noted`.
 
     Raises:
-        LaunchError: a rank did not come, came twice, or was started with another world size.
+        LaunchError: a rank did not come, came twice, or was started with another world size, device or backend.
     """
     deadline = time.monotonic() + timeout_s
     myself = json.dumps({"host": socket.gethostname(), "process": os.getpid(), "machine": uuid.getnode()})
@@ -51,11 +62,14 @@ def roll_call(store: Store, world: World, timeout_s: float, log_directory: Path 
     for what, mine, todo in (
         ("number of ranks", str(world.size), "torchrun: --nnodes and --nproc-per-node, on every node"),
         ("kind of device", world.device.type, "'auto' takes what each host has; name one"),
+        ("backend", backend, "--backend or the recipe, on every node"),
     ):
         common = store.compare_set(f"{meeting}/{what}", "", mine).decode()
         if common != mine:
             fault = f"rank {world.rank} was started with '{mine}' as the {what}, others with '{common}'."
             _refuse(store, meeting, f"{fault} Give the same everywhere ({todo}).")
+    for name, text in (notes or {}).items():
+        store.compare_set(_note(meeting, name), "", text)
     if store.add(f"{meeting}/arrived", 1) == world.size:
         store.compare_set(f"{meeting}/verdict", "", _BEGIN.decode())
     verdict = _wait(store, f"{meeting}/verdict", deadline)
@@ -66,6 +80,15 @@ def roll_call(store: Store, world: World, timeout_s: float, log_directory: Path 
     return meeting
 
 
+def noted(store: Store, meeting: int, name: str) -> str | None:
+    """Return what the first rank with a note of that name wrote, or None without one: the same on all ranks.
+
+    To be called after the roll call.
+    """
+    key = _note(meeting, name)
+    return store.get(key).decode() if store.check([key]) else None
+
+
 def sign_out(store: Store, world: World, meeting: int, timeout_s: float) -> None:
     """Tell the others that this rank needs the store no more, and wait for theirs: who keeps it may then go."""
     name = f"{meeting}/left"
@@ -73,6 +96,10 @@ def sign_out(store: Store, world: World, meeting: int, timeout_s: float) -> None
         store.set(f"{name}/all", "1")
     if world.rank == 0:
         _wait(store, f"{name}/all", time.monotonic() + timeout_s)
+
+
+def _note(meeting: int, name: str) -> str:
+    return f"{meeting}/note/{name}"
 
 
 def _wait(store: Store, key: str, deadline: float) -> bytes | None:

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from paceline.errors import LaunchError, PacelineError
-from paceline.runtime.job.arrival import roll_call, sign_out
+from paceline.runtime.job.arrival import noted, roll_call, sign_out
+from paceline.runtime.job.backend import Choice, for_cpus, notes, open_group
 from paceline.runtime.job.world import LOG_DIRECTORY, STORE_FILE, Launcher, World, check_world
 
 __all__ = ["Launcher", "World", "check_world", "join"]
@@ -33,21 +34,23 @@ _LEAVE_S = 60.0  # how long rank 0 keeps the store for ranks that have not yet l
 
 
 @contextmanager
-def join(device: str = "cpu", timeout_s: float = 55) -> Iterator[World]:
+def join(device: str = "cpu", backend: str = "auto", timeout_s: float = 55) -> Iterator[World]:
     """Be a rank of the job that the environment names; alone, be the only one.
 
     With more than one rank, the default process group of `torch.distributed` exists inside. Leaving is collective; by
     an exception a rank leaves alone and at once.
 
     Args:
-        device: `cpu` (gloo), `cuda` (NCCL, and gloo for tensors on the CPU), or `auto`: `cuda` when this host has a
-            device for each of its ranks.
+        device: `cpu`, `cuda`, or `auto`: `cuda` when this host has a device for each of its ranks.
+        backend: what carries tensors on CPUs (on GPUs it is NCCL): `shm`, shared memory within a host; `gloo`; or
+            `auto`: `shm` when some ranks share a host and every host can. World.backend says what it came to be.
         timeout_s: how long to wait for ranks that have not arrived, in seconds.
 
     Raises:
         LaunchError: the environment contradicts itself, the meeting point cannot be reached, a rank did not arrive or
-            arrived twice, or there are too few devices.
+            arrived twice, there are too few devices, or `shm` cannot be.
     """
+    choice = Choice.parse(backend)
     world = World.from_environment(os.environ) or World()
     world = replace(world, device_name=_device_name(device, world))
     if world.device.type == "cuda":
@@ -59,15 +62,16 @@ def join(device: str = "cpu", timeout_s: float = 55) -> Iterator[World]:
     logs = os.environ.get(LOG_DIRECTORY)
     deadline = time.monotonic() + timeout_s
     store = _open_store(os.environ, world, timeout_s)
-    meeting = roll_call(store, world, max(deadline - time.monotonic(), 1), Path(logs) if logs else None)
-    cuda = world.device.type == "cuda"
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        store=PrefixStore(f"{meeting}/group", store),
-        rank=world.rank,
-        world_size=world.size,
-        device_id=world.device if cuda else None,
+    meeting = roll_call(
+        store,
+        world,
+        max(deadline - time.monotonic(), 1),
+        Path(logs) if logs else None,
+        backend=choice.value,
+        notes=notes(choice, world),
     )
+    carrier = for_cpus(choice, lambda name: noted(store, meeting, name))
+    world = replace(world, backend=open_group(carrier, PrefixStore(f"{meeting}/group", store), world))
     try:
         yield world
     except BaseException as error:

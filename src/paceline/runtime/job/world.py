@@ -34,6 +34,22 @@ class Launcher(Enum):
 
 
 @dataclass(frozen=True)
+class Backend:
+    """What carries tensors between the ranks of a job.
+
+    Attributes:
+        name: `shm`, `gloo`, or `nccl` on GPUs; `none` where there is one process.
+        words: the same for people, with the reason where another was to be expected.
+    """
+
+    name: str
+    words: str
+
+
+ONE_PROCESS = Backend("none", "none: one process")
+
+
+@dataclass(frozen=True)
 class World:
     """This process among the ranks of a job.
 
@@ -44,6 +60,7 @@ class World:
         local_size: number of ranks on this host.
         launcher: who started the ranks.
         device_name: where this rank computes: `cpu` or `cuda:<index>`.
+        backend: what carries tensors to the other ranks.
     """
 
     rank: int = 0
@@ -52,6 +69,7 @@ class World:
     local_size: int = 1
     launcher: Launcher = Launcher.NONE
     device_name: str = field(default="cpu", compare=False)
+    backend: Backend = field(default=ONE_PROCESS, compare=False)
 
     @property
     def device(self) -> torch.device:
