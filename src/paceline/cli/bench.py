@@ -14,6 +14,7 @@ from paceline.errors import RecipeError, nearest
 # What each name runs: a module whose `main(options)` prints its table and returns the object of `--json`.
 BENCHES = {
     "data-parallel": ("paceline.bench.data_parallel", "dp and fsdp against serial, DDP, FSDP2 and Accelerate"),
+    "collectives": ("paceline.bench.collectives", "shared memory against Gloo and the memory's copy speed, by size"),
 }
 
 
@@ -24,9 +25,10 @@ def bench(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure step time and memory against other systems, interleaved, on this machine.
+    """Measure against other systems, interleaved, on this machine.
 
         paceline bench data-parallel --json data-parallel.json
+        paceline bench collectives --json collectives.json
 
     Other work on the machine makes the numbers worthless; the spread that is printed tells.
     """

@@ -1,0 +1,146 @@
+"""`paceline bench collectives`: the backend `shm` against Gloo and the memory's own copy speed, in one interleaved run.
+
+Settings (`--set key=value`): `sizes` (in bytes, such as `64,4k,16M`), `ranks`, `kinds` (all separated by commas),
+`rounds`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from paceline.bench import options as given
+from paceline.bench.exchange_jobs import Job, Times, Way, repetitions
+from paceline.bench.exchange_table import print_tables
+from paceline.bench.exchanges import DTYPE, Kind
+from paceline.bench.groups import SHM
+from paceline.bench.machine import machine, table_console
+from paceline.bench.results import found
+from paceline.bench.statistics import ratios, slowest, spread
+from paceline.errors import RecipeError
+from paceline.runtime.job.launch import launch
+from paceline.shm import unavailable
+
+_LIMIT_S = 3600.0
+_RATIOS = {
+    "gloo_over_shm": (Way.GLOO, Way.SHM),
+    "gloo_over_in_place": (Way.GLOO, Way.SHM_IN_PLACE),
+    "in_place_over_bound": (Way.SHM_IN_PLACE, Way.BOUND),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `--set` can change."""
+
+    sizes: tuple[int, ...] = tuple(4**power for power in range(3, 14))
+    ranks: tuple[int, ...] = (2, 4)
+    kinds: tuple[Kind, ...] = tuple(Kind)
+    rounds: int = 10
+
+    @classmethod
+    def read(cls, options: dict[str, str]) -> Settings:
+        """Read `key=value` pairs.
+
+        Raises:
+            RecipeError: a key or a value is unknown, or a size cannot be divided among the ranks.
+        """
+        settings = cls()
+        for key, text in options.items():
+            match key:
+                case "sizes":
+                    settings = replace(settings, sizes=given.byte_counts(key, text))
+                case "ranks":
+                    settings = replace(settings, ranks=given.whole_numbers(key, text, least=2))
+                case "kinds":
+                    settings = replace(settings, kinds=given.names(key, text, list(Kind)))
+                case "rounds":
+                    settings = replace(settings, rounds=given.whole_number(key, text, least=1))
+                case _:
+                    raise given.unknown(key, list(cls.__dataclass_fields__))
+        for ranks in settings.ranks:
+            for size in settings.sizes:
+                if size % (ranks * DTYPE.itemsize):
+                    raise RecipeError(
+                        f"{size} bytes cannot be divided among {ranks} ranks in whole numbers of {DTYPE.itemsize} "
+                        f"bytes; sizes are multiples of {ranks * DTYPE.itemsize}."
+                    )
+        return settings
+
+
+def main(options: dict[str, str]) -> dict[str, Any]:
+    """Measure, print tables, and return the object of `--json`; its keys are told in `docs/benchmarks.md`.
+
+    Raises:
+        RecipeError: a setting is unknown, or this machine has no backend `shm`.
+    """
+    settings = Settings.read(options)
+    reason = unavailable()
+    if reason is not None:
+        raise RecipeError(f"there is nothing to compare: no backend '{SHM}' on this machine: {reason}")
+    result: dict[str, Any] = {
+        "collectives": {},
+        "settings": {
+            "rounds": settings.rounds,
+            "repetitions": {str(size): repetitions(size) for size in settings.sizes},
+        },
+        "machine": machine(),
+    }
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        for ranks in settings.ranks:
+            result["collectives"][str(ranks)], result["machine"]["shm"] = _run(ranks, settings, Path(folder))
+    print_tables(table_console(), result)
+    return result
+
+
+def _run(ranks: int, settings: Settings, folder: Path) -> tuple[dict[str, dict[str, dict[str, Any]]], str]:
+    """Return what some ranks found, by kind and bytes; and how the backend `shm` works on this machine, in words."""
+    own = folder / str(ranks)
+    own.mkdir()
+    job = Job(str(own), settings.kinds, settings.sizes, settings.rounds, f"{ranks} ranks")
+    launch(
+        "paceline.bench.exchange_jobs:take_times",
+        job.to_json(),
+        ranks,
+        environment={"OMP_NUM_THREADS": "1"},
+        timeout_s=_LIMIT_S,
+    )
+    left = found(own, ranks)
+    taken = [rank["times"] for rank in left]
+    figures = {
+        str(kind): {str(size): _summary(size, [times[kind][str(size)] for times in taken]) for size in settings.sizes}
+        for kind in settings.kinds
+    }
+    return figures, left[0]["shm"]
+
+
+def _summary(size: int, taken: list[Times]) -> dict[str, Any]:
+    """Return what the repetitions of all ranks say about one collective of one size; without keys of ways not taken."""
+    ways = [way for way in Way if way in taken[0]]
+    rounds = {way: [slowest(ranks) for ranks in zip(*(times[way] for times in taken), strict=True)] for way in ways}
+    overall = {way: spread([*chain.from_iterable(rounds[way])]) for way in ways}
+    by_round = {way: [spread(times).median for times in rounds[way]] for way in ways}
+    compared = {
+        name: ratios(by_round[over], by_round[under])
+        for name, (over, under) in _RATIOS.items()
+        if over in ways and under in ways
+    }
+    return {
+        **{f"{way}_us": overall[way].median * 1e6 for way in ways},
+        **{name: ratio.median for name, ratio in compared.items()},
+        "gb_s": {way: size / overall[way].median * 1e-9 for way in ways},
+        "spread": {
+            **{
+                f"{way}_us": {
+                    "min": min(chain.from_iterable(rounds[way])) * 1e6,
+                    "low": overall[way].low * 1e6,
+                    "high": overall[way].high * 1e6,
+                }
+                for way in ways
+            },
+            **{name: {"low": ratio.low, "high": ratio.high} for name, ratio in compared.items()},
+        },
+    }
