@@ -7,23 +7,24 @@ import math
 
 import pytest
 
-from paceline.bench.contestants import Contestant
+from paceline.bench.contestants import OURS, Contestant
 from paceline.bench.data_parallel import Settings, main
 from paceline.bench.memory import can_take_memory
 from paceline.bench.workloads import Model
-from paceline.errors import RecipeError
+from paceline.errors import LaunchError, RecipeError
 
 
 def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     options = {"scale": "tiny", "rounds": "1", "steps": "1", "models": "resnet"}
-    options["peers"] = "serial,ddp,ddp-sync-batch-norm,fsdp2"
+    options["peers"] = "serial,ddp,ddp-shm,ddp-sync-batch-norm,fsdp2-shm"
     result = {key: found.get("resnet") for key, found in json.loads(json.dumps(main(options))).items()}
 
     assert set(result["left_out"]) == {"ddp-sync-batch-norm"}  # PyTorch has none for CPUs
-    assert set(result["ratios"]) == set(result["spread"]) == {"serial", "ddp", "fsdp2"}
+    peers = {"serial", "ddp", "ddp-shm", "fsdp2-shm"}
+    assert set(result["ratios"]) == set(result["spread"]) == peers
     assert all(math.isfinite(ratio) and ratio > 0 for ratio in result["ratios"].values())
-    assert set(result["rounds"]) == {"serial", "ddp", "fsdp2", "paceline-dp", "paceline-fsdp"}
+    assert set(result["rounds"]) == {*peers, "paceline-dp", "paceline-fsdp"}
     assert result["start"]["cold"]["capture_s"] > 0
     warm = result["start"]["warm"]
     assert warm["total_s"] > 0 and warm["capture_s"] == warm["place_s"] == 0.0  # the second start found its program
@@ -33,6 +34,13 @@ def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:
     loss = result["loss"]
     assert [loss["paceline-dp"], loss["paceline-fsdp"]] == pytest.approx([loss["serial"]] * 2, rel=1e-5)
     assert loss["ddp"] != pytest.approx(loss["serial"], rel=1e-5)
+    # A peer trains the same on either backend.
+    assert [loss["ddp-shm"], loss["fsdp2-shm"]] == pytest.approx([loss["ddp"]] * 2, rel=1e-6)
+    assert {who: name for who, name in result["backend"].items() if who not in OURS} == {
+        "ddp": "gloo",
+        "ddp-shm": "shm",
+        "fsdp2-shm": "shm",
+    }
 
     printed = capsys.readouterr().out
     assert "paceline-fsdp" in printed and "left out: ddp-sync-batch-norm" in printed
@@ -53,6 +61,11 @@ def test_settings_are_checked(options: dict[str, str], message: str) -> None:
     with pytest.raises(RecipeError) as error:
         Settings.read(options)
     assert message in str(error.value)
+
+
+def test_the_backend_of_ours_is_checked() -> None:
+    with pytest.raises(LaunchError, match="Did you mean 'gloo'"):
+        Settings.read({"backend": "glo"})
 
 
 def test_ours_come_first_and_only_where_a_peer_needs_them() -> None:

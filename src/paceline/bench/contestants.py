@@ -1,9 +1,12 @@
-"""Who trains a workload: ours and the peers, each set up the way its own documentation does."""
+"""Who trains a workload: ours and the peers, each set up the way its own documentation does.
+
+Peers run on Gloo, as people run them on CPUs today, and a second time on the backend `shm`.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.bench.groups import GLOO, SHM, Groups
 from paceline.bench.workloads import Batch, Workload
 from paceline.plan import Mesh, Plan
 from paceline.runtime.job.world import World
@@ -28,6 +32,11 @@ class Contestant(StrEnum):
     ACCELERATE = "accelerate"
     FSDP2 = "fsdp2"
     FSDP2_ZERO2 = "fsdp2-zero2"
+    DDP_SHM = "ddp-shm"
+    DDP_TUNED_SHM = "ddp-tuned-shm"
+    ACCELERATE_SHM = "accelerate-shm"
+    FSDP2_SHM = "fsdp2-shm"
+    FSDP2_ZERO2_SHM = "fsdp2-zero2-shm"
     OURS_DP = "paceline-dp"
     OURS_FSDP = "paceline-fsdp"
     OURS_FSDP_ZERO2 = "paceline-fsdp-zero2"
@@ -35,7 +44,16 @@ class Contestant(StrEnum):
 
 OURS = (Contestant.OURS_DP, Contestant.OURS_FSDP, Contestant.OURS_FSDP_ZERO2)
 
-OPPONENT = {
+ON_SHM: Mapping[Contestant, Contestant] = {
+    Contestant.DDP_SHM: Contestant.DDP,
+    Contestant.DDP_TUNED_SHM: Contestant.DDP_TUNED,
+    Contestant.ACCELERATE_SHM: Contestant.ACCELERATE,
+    Contestant.FSDP2_SHM: Contestant.FSDP2,
+    Contestant.FSDP2_ZERO2_SHM: Contestant.FSDP2_ZERO2,
+}
+"""The peers on the backend `shm`, and who each of them is on Gloo."""
+
+_ON_GLOO: Mapping[Contestant, Contestant] = {
     Contestant.SERIAL: Contestant.OURS_DP,
     Contestant.DDP: Contestant.OURS_DP,
     Contestant.DDP_TUNED: Contestant.OURS_DP,
@@ -43,6 +61,11 @@ OPPONENT = {
     Contestant.ACCELERATE: Contestant.OURS_DP,
     Contestant.FSDP2: Contestant.OURS_FSDP,
     Contestant.FSDP2_ZERO2: Contestant.OURS_FSDP_ZERO2,
+}
+
+OPPONENT: Mapping[Contestant, Contestant] = {
+    **_ON_GLOO,
+    **{shm: _ON_GLOO[gloo] for shm, gloo in ON_SHM.items()},
 }
 """Each peer, and which of ours it is compared with: the one that lays out the parameters in the same way."""
 
@@ -73,26 +96,41 @@ class Contender:
         return loss.detach(), time.perf_counter() - began
 
 
-def set_up(who: Contestant, workload: Workload, world: World) -> Contender:
-    """Return a contestant ready to train a module of its own; a collective."""
+def backend_of(who: Contestant, ours: str) -> str:
+    """Return the backend that a contestant runs on, where ours run on `ours`."""
+    if who in OURS:
+        return ours
+    return SHM if who in ON_SHM else GLOO
+
+
+def set_up(who: Contestant, workload: Workload, world: World, groups: Groups) -> Contender:
+    """Return a contestant ready to train a module of its own; a collective. Ours uses the default group."""
     module, batch = workload.build()
     if who is Contestant.SERIAL:
         return _plain(module, batch, workload)
     part = {name: value.chunk(world.size)[world.rank].contiguous() for name, value in batch.items()}
-    match who:
+    if who in OURS:
+        return _ours(who, module, batch, part, workload, world)
+    group = groups.on(backend_of(who, ours=GLOO))
+    match ON_SHM.get(who, who):
         case Contestant.DDP:
-            return _plain(nn.parallel.DistributedDataParallel(module), part, workload)
+            return _plain(nn.parallel.DistributedDataParallel(module, process_group=group), part, workload)
         case Contestant.DDP_TUNED:
-            ddp = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, static_graph=True)
+            ddp = nn.parallel.DistributedDataParallel(
+                module, process_group=group, gradient_as_bucket_view=True, static_graph=True
+            )
             return _plain(ddp, part, workload)
         case Contestant.DDP_SYNC_BATCH_NORM:
             convert = nn.SyncBatchNorm.convert_sync_batchnorm
-            synchronised = convert(module)  # type: ignore[no-untyped-call]  # untyped in torch
-            return _plain(nn.parallel.DistributedDataParallel(synchronised), part, workload)
+            synchronised = convert(module, group)  # type: ignore[no-untyped-call]  # untyped in torch
+            return _plain(nn.parallel.DistributedDataParallel(synchronised, process_group=group), part, workload)
         case Contestant.ACCELERATE:
-            return _accelerate(module, part, workload)
-        case Contestant.FSDP2 | Contestant.FSDP2_ZERO2:
-            return _fsdp2(module, part, workload, world, keep=who is Contestant.FSDP2_ZERO2)
+            return _accelerate(module, part, workload, group)
+        case _ as fsdp2:
+            return _fsdp2(module, part, workload, group, keep=fsdp2 is Contestant.FSDP2_ZERO2)
+
+
+def _ours(who: Contestant, module: nn.Module, batch: Batch, part: Batch, workload: Workload, world: World) -> Contender:
     plan = {
         Contestant.OURS_DP: Plan(Mesh((("dp", world.size),))),
         Contestant.OURS_FSDP: Plan(Mesh((("fsdp", world.size),)), zero_stage=3),
@@ -106,19 +144,26 @@ def _plain(module: nn.Module, batch: Batch, workload: Workload) -> Contender:
     return Contender(lambda: _loss(module, batch), workload.optimizer(module.parameters()))
 
 
-def _accelerate(module: nn.Module, part: Batch, workload: Workload) -> Contender:
-    from accelerate import Accelerator
+def _accelerate(module: nn.Module, part: Batch, workload: Workload, group: dist.ProcessGroup) -> Contender:
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+
+    class OnGroup(DistributedDataParallelKwargs):  # type: ignore[misc]  # untyped there
+        """Has no field for the group, which is the default group unless DDP is told another."""
+
+        def to_kwargs(self) -> dict[str, object]:
+            return {**super().to_kwargs(), "process_group": group}
 
     accelerator = Accelerator(cpu=True)
+    accelerator.ddp_handler = OnGroup()
     prepared, optimizer = accelerator.prepare(module, workload.optimizer(module.parameters()))
     return Contender(lambda: _loss(prepared, part), optimizer, accelerator.backward)
 
 
-def _fsdp2(module: nn.Module, part: Batch, workload: Workload, world: World, *, keep: bool) -> Contender:
-    from torch.distributed.device_mesh import init_device_mesh
+def _fsdp2(module: nn.Module, part: Batch, workload: Workload, group: dist.ProcessGroup, *, keep: bool) -> Contender:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    mesh = DeviceMesh.from_group(group, "cpu")
     for block in workload.blocks(module):
         fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
     # What is gathered for the root is needed first in the backward pass: FSDP2 keeps it by default.

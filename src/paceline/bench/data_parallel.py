@@ -1,7 +1,7 @@
 """`paceline bench data-parallel`: dp and fsdp against serial, DDP, FSDP2 and Accelerate, in one interleaved run.
 
 Settings (`--set key=value`): `rounds`, `steps` (of a turn), `ranks`, `models`, `peers` (both separated by commas),
-`scale` (`full`, or `tiny` to see that it runs), `memory` (`yes` or `no`).
+`backend` (of ours: `auto`, `shm` or `gloo`), `scale` (`full`, or `tiny` to see that it runs), `memory` (`yes` or `no`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from paceline.bench.statistics import ratios, slowest, spread
 from paceline.bench.table import print_tables
 from paceline.bench.workloads import Model, Scale, workload
 from paceline.errors import RecipeError
+from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch
 
 _LIMIT_S = 1800.0
@@ -40,6 +41,7 @@ class Settings:
     ranks: int = 2
     models: tuple[Model, ...] = tuple(Model)
     peers: tuple[Contestant, ...] = tuple(OPPONENT)
+    backend: Choice = Choice.AUTO
     scale: Scale = Scale.FULL
     memory: bool = True
 
@@ -49,6 +51,7 @@ class Settings:
 
         Raises:
             RecipeError: a key or a value is unknown.
+            LaunchError: a backend is.
         """
         settings = cls()
         for key, text in options.items():
@@ -63,6 +66,8 @@ class Settings:
                     settings = replace(settings, models=given.names(key, text, list(Model)))
                 case "peers":
                     settings = replace(settings, peers=given.names(key, text, list(OPPONENT)))
+                case "backend":
+                    settings = replace(settings, backend=Choice.parse(text))
                 case "scale":
                     settings = replace(settings, scale=given.names(key, text, list(Scale))[0])
                 case "memory":
@@ -100,9 +105,15 @@ def main(options: dict[str, str]) -> dict[str, Any]:
         "start": {},
         "loss": {},
         "left_out": {},
+        "backend": {},
         "rounds": {},
         "titles": {},
-        "settings": {key: getattr(settings, key) for key in ("rounds", "steps", "ranks")},
+        "settings": {
+            "rounds": settings.rounds,
+            "steps": settings.steps,
+            "ranks": settings.ranks,
+            "backend": settings.backend.value,
+        },
         "machine": machine(),
     }
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
@@ -131,6 +142,8 @@ def _measure(model: Model, settings: Settings, folder: Path, result: dict[str, A
     }
     result["loss"][model] = times[0]["loss"]
     result["left_out"][model] = times[0]["left_out"]
+    result["backend"][model] = times[0]["backend"]
+    result["machine"]["backend"] = times[0]["words"]
     result["rounds"][model] = rounds
     if Contestant.OURS_DP in contestants:
         second = _run("take_start", model, contestants, settings, folder, "second start")
@@ -166,6 +179,7 @@ def _run(
         contestants=tuple(contestants),
         rounds=settings.rounds,
         steps=settings.steps,
+        backend=settings.backend.value,
         title=f"{model}: {title}",
     )
     launch(

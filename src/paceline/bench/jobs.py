@@ -19,7 +19,8 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
 
-from paceline.bench.contestants import OURS, Contender, Contestant, mean_over_ranks, set_up
+from paceline.bench.contestants import OURS, Contender, Contestant, backend_of, mean_over_ranks, set_up
+from paceline.bench.groups import Groups
 from paceline.bench.memory import forget_peak, give_back, memory_bytes, peak_bytes
 from paceline.bench.results import leave
 from paceline.bench.workloads import Model, Scale, Workload, workload
@@ -40,6 +41,7 @@ class Job:
         contestants: who trains it; ours come first.
         rounds: how often everybody has a turn.
         steps: steps of a turn.
+        backend: of ours: `auto`, `shm` or `gloo`.
         title: of the progress bar.
     """
 
@@ -49,6 +51,7 @@ class Job:
     contestants: tuple[Contestant, ...]
     rounds: int
     steps: int
+    backend: str
     title: str
 
     def to_json(self) -> dict[str, Any]:
@@ -71,8 +74,9 @@ class Job:
 def take_step_times(arguments: dict[str, Any]) -> None:
     """All contestants in one process per rank, turn by turn, so that a noisy machine is equally noisy for all."""
     job = Job.from_json(arguments)
-    with join(backend="gloo") as world:
+    with join(backend=job.backend) as world:
         torch.set_num_threads(1)
+        groups = Groups()
         with Progress(console=Console(stderr=True), disable=world.rank > 0) as progress:
             task = progress.add_task(job.title, total=len(job.contestants) * (job.rounds + 1))
             contenders: dict[Contestant, Contender] = {}
@@ -80,7 +84,7 @@ def take_step_times(arguments: dict[str, Any]) -> None:
             left_out: dict[str, str] = {}
             for who in job.contestants:
                 try:
-                    contender = set_up(who, job.workload, world)
+                    contender = set_up(who, job.workload, world, groups)
                     first_loss, _ = contender.step()
                     losses[who] = mean_over_ranks(first_loss)
                     contender.step()
@@ -106,16 +110,26 @@ def take_step_times(arguments: dict[str, Any]) -> None:
         leave(
             job.folder,
             world.rank,
-            {"step_s": seconds, "optimizer_s": optimizer, "loss": losses, "left_out": left_out, "start": starts},
+            {
+                "step_s": seconds,
+                "optimizer_s": optimizer,
+                "loss": losses,
+                "left_out": left_out,
+                "start": starts,
+                "backend": {
+                    who: backend_of(who, world.backend.name) for who in contenders if who is not Contestant.SERIAL
+                },
+                "words": world.backend.words,
+            },
         )
 
 
 def take_start(arguments: dict[str, Any]) -> None:
     """Ours alone, to see how long a start takes."""
     job = Job.from_json(arguments)
-    with join(backend="gloo") as world:
+    with join(backend=job.backend) as world:
         torch.set_num_threads(1)
-        contender = set_up(Contestant.OURS_DP, job.workload, world)
+        contender = set_up(Contestant.OURS_DP, job.workload, world, Groups())
         assert contender.startup is not None
         leave(job.folder, world.rank, {"start": {Contestant.OURS_DP: asdict(contender.startup)}})
 
@@ -144,17 +158,19 @@ def take_memory(arguments: dict[str, Any]) -> None:
 
 def _memory_of(job: Job, who: Contestant, sender: Connection) -> None:
     os.environ[STORE_FILE] = str(Path(job.folder) / f"meet-{who}")
-    with join(backend="gloo") as world:
+    # On no other backend than its own, whose memory would be there too.
+    with join(backend=backend_of(who, job.backend)) as world:
         torch.set_num_threads(1)
+        groups = Groups()
         # Libraries that load with the first step, and what they keep, are no memory of this model.
         if _takes_part(who, world):
-            set_up(who, workload(job.model, Scale.TINY), world).step()
+            set_up(who, workload(job.model, Scale.TINY), world, groups).step()
         give_back()
         dist.barrier()  # a share of what all have depends on how many have it already
         before = memory_bytes()
         forget_peak()
         dist.barrier()
-        contender = set_up(who, job.workload, world) if _takes_part(who, world) else None
+        contender = set_up(who, job.workload, world, groups) if _takes_part(who, world) else None
         at_start = peak_bytes()
         if contender is not None:
             contender.step()

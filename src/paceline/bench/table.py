@@ -16,8 +16,8 @@ def print_tables(console: Console, result: dict[str, Any]) -> None:
     """Print what `data_parallel.main` returns."""
     machine, settings = result["machine"], result["settings"]
     console.print(
-        f"{settings['ranks']} ranks on gloo, one thread each; {machine['cores']} cores of {machine['processor']}; "
-        f"torch {machine['torch']}; {settings['rounds']} rounds of {settings['steps']} steps.",
+        f"{settings['ranks']} ranks, one thread each; ours on {machine['backend']}; {machine['cores']} cores of "
+        f"{machine['processor']}; torch {machine['torch']}; {settings['rounds']} rounds of {settings['steps']} steps.",
         highlight=False,
     )
     warn_of_load(console, machine)
@@ -37,11 +37,16 @@ def print_tables(console: Console, result: dict[str, Any]) -> None:
 
 def _table(result: dict[str, Any], model: str, title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", "step, ms", "passes, ms", "MiB a rank", "(start)", "ours / it", "passes only"):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for name in ("", "backend", "step, ms", "passes, ms", "MiB a rank", "(start)", "ours / it", "passes only"):
+        table.add_column(name, justify="left" if name in ("", "backend") else "right", no_wrap=True)
     memory = result["memory"].get(model, {})
     for who, times in result["step_s"][model].items():
-        row = [who, _quartiles(times, 1e3, 1), f"{(times['median'] - times['optimizer']) * 1e3:.1f}"]
+        row = [
+            who,
+            result["backend"][model].get(who, ""),
+            _quartiles(times, 1e3, 1),
+            f"{(times['median'] - times['optimizer']) * 1e3:.1f}",
+        ]
         row += [_mebibytes(memory[who][key]) for key in ("step_bytes", "start_bytes")] if who in memory else ["", ""]
         if who in result["ratios"][model]:
             found = {"median": result["ratios"][model][who], **result["spread"][model][who]}
