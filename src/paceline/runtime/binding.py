@@ -1,12 +1,14 @@
 """Binding: the communications of a graph become those of one rank's process groups.
 
-On CPUs exchanges among few ranks are direct (`runtime.direct`); everything else is a functional collective of
-`torch.distributed`, which is also what a graph to be compiled consists of.
+Ranks that share memory exchange where tensors lie (`paceline.shm`). On Gloo exchanges among few ranks are direct
+(`runtime.direct`). Everything else is a functional collective of `torch.distributed`, which is also what a graph to be
+compiled consists of.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -17,6 +19,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from paceline.placement.placements import Shard
 from paceline.runtime import collectives, direct
+from paceline.runtime.passes.views import is_view
+from paceline.runtime.shared import SharedBinding
+from paceline.shm import Exchange
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -35,6 +40,11 @@ class AxisGroup:
     name: str
     index: int
     group: dist.ProcessGroup | None = None
+
+    @cached_property
+    def shared(self) -> Exchange | None:
+        """The exchanges through shared memory, where these ranks have it."""
+        return None if self.group is None else Exchange.of(self.group)
 
 
 def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup], *, functional: bool) -> GraphModule:
@@ -55,8 +65,17 @@ def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup
                 replacement = binder.bindings[node.target](node)
             replacement.meta.setdefault("val", node.meta["val"])  # the next one bound may read its shape
             node.replace_all_uses_with(replacement)
-            binder.graph.erase_node(node)
+            _erase(node)
     return GraphModule(binder.root, binder.graph)
+
+
+def _erase(node: Node) -> None:
+    """Erase a communication, and the views and buckets that only it read."""
+    inputs = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in inputs:
+        if not source.users and (is_view(source) or source.target is aten.cat.default):
+            _erase(source)
 
 
 class _Binder:
@@ -85,6 +104,13 @@ class _Binder:
     def _group(self, node: Node) -> AxisGroup:
         return self._groups[str(node.args[-2])]  # communications end with the name and the size of their axis
 
+    def _shared(self, node: Node) -> Node | None:
+        """Return the node as an exchange through shared memory where that is possible."""
+        name, axis = str(node.args[-2]), self._group(node)
+        if self._functional or node.meta["val"].device.type != "cpu" or axis.shared is None:
+            return None
+        return SharedBinding(self.graph, self.root, name, axis.shared).start(node)
+
     def _exchange(self, kind: type[direct.Exchange], node: Node) -> Node | None:
         """Return the node as a direct exchange where that is possible."""
         value, axis = node.meta["val"], self._group(node)
@@ -98,7 +124,7 @@ class _Binder:
     def _all_reduce(self, node: Node) -> Node:
         value = node.meta["val"]
         small = value.numel() * value.element_size() <= direct.SMALL_BYTES
-        exchange = self._exchange(direct.AllReduce, node) if small else None
+        exchange = self._shared(node) or (self._exchange(direct.AllReduce, node) if small else None)
         if exchange is not None:
             return exchange
         reuse = node.target is collectives.all_reduce_in_place and not self._functional
@@ -106,19 +132,22 @@ class _Binder:
         return self._call(target, node.args[0], "sum", self._group(node).name)
 
     def _reduce_scatter(self, node: Node) -> Node:
-        exchange = self._exchange(direct.ReduceScatter, node)
+        exchange = self._shared(node) or self._exchange(direct.ReduceScatter, node)
         if exchange is not None:
             return exchange
         flat = self._call(aten.reshape.default, node.args[0], [-1])
         return self._call(c10d.reduce_scatter_tensor.default, flat, "sum", node.args[-1], self._group(node).name)
 
     def _all_gather(self, node: Node) -> Node:
-        exchange = self._exchange(direct.AllGather, node)
+        exchange = self._shared(node) or self._exchange(direct.AllGather, node)
         if exchange is not None:
             return exchange
         return self._call(c10d.all_gather_into_tensor.default, node.args[0], node.args[-1], self._group(node).name)
 
     def _all_to_all(self, node: Node) -> Node:
+        exchange = self._shared(node)
+        if exchange is not None:
+            return exchange
         parts = node.args[-1]
         assert isinstance(parts, int)
         rows = [1] * parts

@@ -14,7 +14,8 @@ def is_view(node: Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return any(result.alias_info is not None for result in node.target._schema.returns)
+    schema = node.target._schema
+    return not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
 
 
 def is_fresh(node: Node) -> bool:

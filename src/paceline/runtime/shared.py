@@ -1,0 +1,139 @@
+"""Communications of a graph among ranks that share memory: what is sent is computed where the others will read it.
+
+A bucket of gradients is room in shared memory. Matrix products write into it, other gradients are copied into it when
+they are made, and peers add them up there: no gradient is packed, sent or unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+from paceline.runtime import collectives
+from paceline.runtime.passes.views import is_fresh, is_view
+from paceline.shm import Exchange
+
+aten = torch.ops.aten
+
+
+class _Call(nn.Module):
+    """A function that a graph calls by the name of a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+class SharedBinding:
+    """Binds communications along one axis.
+
+    Args:
+        graph: whose nodes are bound.
+        root: the module of the graph, which gets the functions that it calls.
+        axis: name of the axis.
+        exchange: how its ranks exchange.
+    """
+
+    def __init__(self, graph: Graph, root: nn.Module, axis: str, exchange: Exchange) -> None:
+        self._graph = graph
+        self._root = root
+        self._axis = axis
+        self._exchange = exchange
+
+    def start(self, node: Node) -> Node:
+        """Return the call that starts what `node` starts, and put its input where peers can read it."""
+        x = node.args[0]
+        assert isinstance(x, Node)
+        match node.target:
+            case collectives.all_reduce:
+                return self._call("all_reduce", self._exchange.all_reduce, x)
+            case collectives.all_reduce_in_place:
+                bucket = self._in_room(_members(x), node)
+                return self._call("all_reduce_in_place", self._exchange.all_reduce_in_place, bucket)
+            case collectives.reduce_scatter:
+                members = _members(x)
+                sizes = [member.meta["val"].shape[1] for member in members]
+                bucket = self._in_room(members, node)
+                return self._call("reduce_scatter", self._exchange.reduce_scatter, bucket, sizes)
+            case collectives.all_gather:
+                if x.target is aten.cat.default and len(x.users) == 1:
+                    x = self._call("pack", self._exchange.pack, *x.args)
+                return self._call("all_gather", self._exchange.all_gather, x)
+            case _:
+                return self._call("all_to_all", self._exchange.all_to_all, x)
+
+    def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Node:
+        name = f"{name}_{self._axis}"
+        if not hasattr(self._root, name):
+            self._root.add_module(name, _Call(function))
+        return self._graph.call_module(name, args)
+
+    def _in_room(self, members: Sequence[Node], reader: Node) -> Node:
+        """Return one flat tensor in shared memory that holds the members, one after the other."""
+        order = {node: place for place, node in enumerate(self._graph.nodes)}
+        makers = [_product_behind(member) or member for member in members]
+        first = min(makers, key=lambda node: order[node])
+        while first.op in ("placeholder", "get_attr"):
+            first = first.next
+        dtype = members[0].meta["val"].dtype
+        sizes = [member.meta["val"].numel() for member in members]
+        with self._graph.inserting_before(first):
+            make = partial(self._exchange.empty, dtype=dtype)
+            room = self._call(f"room_{str(dtype).removeprefix('torch.')}", make, sum(sizes))
+        begin = 0
+        for member, maker, size in zip(members, makers, sizes, strict=True):
+            before = order[maker] < order[first]
+            self._write(member, maker, room if before else maker, (room, 0, begin, size))
+            begin += size
+        return room
+
+    def _write(self, member: Node, maker: Node, after: Node, part: tuple[Node, int, int, int]) -> None:
+        """Let a member be written into its part of the room: by the product that makes it, or once it is made."""
+        with self._graph.inserting_before(after.next):
+            target = self._graph.call_function(aten.narrow.default, part)
+            target = self._graph.call_function(aten.view.default, (target, list(maker.meta["val"].shape)))
+            if maker is member:
+                self._graph.call_function(aten.copy_.default, (target, member))
+                return
+            product = self._graph.call_function(aten.mm.out, maker.args, {"out": target})
+        maker.replace_all_uses_with(product)
+        self._graph.erase_node(maker)
+
+
+def _members(x: Node) -> list[Node]:
+    """Return what a bucket is made of; a tensor that is no bucket is its own only member."""
+    if x.target is aten.cat.default and len(x.users) == 1:
+        members = x.args[0]
+        assert isinstance(members, (list, tuple))
+        return list(members)
+    return [x]
+
+
+def _product_behind(member: Node) -> Node | None:
+    """Return the matrix product of which a member is a view, if nothing else sees it and its memory is in order."""
+    maker = member
+    while is_view(maker) and len(maker.all_input_nodes) == 1 and is_fresh(maker):
+        maker = maker.all_input_nodes[0]
+    if maker.target is aten.mm.default and is_fresh(maker) and _keeps_order(maker, member):
+        return maker
+    return None
+
+
+def _keeps_order(maker: Node, member: Node) -> bool:
+    """Whether the views between them leave the elements in order: permuted and permuted back, if at all."""
+    views: list[Node] = []
+    node = member
+    while node is not maker:
+        views.append(node)
+        node = node.all_input_nodes[0]
+    value = torch.empty(maker.meta["val"].shape, device="meta")
+    for node in reversed(views):
+        if node.target in (aten.reshape.default, aten.view.default) and not value.is_contiguous():
+            return False
+        value = node.target(value, *node.args[1:], **node.kwargs)  # type: ignore[operator]  # an operator, as a view is
+    return value.is_contiguous() and value.numel() == maker.meta["val"].numel()

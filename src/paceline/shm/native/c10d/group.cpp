@@ -1,0 +1,494 @@
+#include "group.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+
+#include "layout.hpp"
+
+namespace paceline {
+
+namespace {
+
+using c10d::OpType;
+
+const at::Tensor& only(const Tensors& tensors) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "shared memory: one tensor a call, not ", tensors.size());
+  return tensors[0];
+}
+
+const Tensors& only(const std::vector<Tensors>& lists) {
+  TORCH_CHECK_VALUE(lists.size() == 1, "shared memory: one list of tensors a call, not ", lists.size());
+  return lists[0];
+}
+
+void check_tensors(const Tensors& tensors, at::ScalarType dtype) {
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        tensor.device().is_cpu() && tensor.layout() == at::kStrided,
+        "shared memory: tensors must be dense and on the CPU, not ", tensor.layout(), " on ", tensor.device());
+    TORCH_CHECK_TYPE(
+        tensor.scalar_type() == dtype,
+        "shared memory: the tensors of one call must have one type, not ", dtype, " and ", tensor.scalar_type());
+  }
+}
+
+uint64_t sum_of_bytes(const Tensors& tensors) {
+  uint64_t sum = 0;
+  for (const at::Tensor& tensor : tensors) {
+    sum += tensor.nbytes();
+  }
+  return sum;
+}
+
+static_assert(static_cast<uint8_t>(Reduction::PREMUL_SUM) == c10d::ReduceOp::PREMUL_SUM);
+static_assert(static_cast<uint8_t>(Reduction::AVG) == c10d::ReduceOp::AVG);
+
+// The reduction, and what tensors have to be multiplied with before it.
+std::pair<Reduction, std::optional<at::Tensor>> parse(const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) {
+    return {static_cast<Reduction>(op.op_), std::nullopt};
+  }
+  const auto* supplement = reinterpret_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  if (supplement->tensor_factor.defined()) {
+    return {Reduction::SUM, supplement->tensor_factor};
+  }
+  return {Reduction::SUM, at::scalar_tensor(supplement->double_factor, at::kDouble)};
+}
+
+}  // namespace
+
+Group::Group(
+    int rank,
+    std::vector<Peer> peers,
+    std::shared_ptr<Arena> arena,
+    std::chrono::milliseconds timeout)
+    : Backend(rank, static_cast<int>(peers.size())),
+      members_(rank, std::move(peers), std::move(arena)),
+      collectives_(members_),
+      messages_(members_, Patience::for_ranks(members_.size())),
+      exchange_(members_, Patience::for_ranks(members_.size())),
+      queue_(Patience::for_ranks(members_.size())),
+      timeout_(timeout) {}
+
+Group::~Group() {
+  shutdown();
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> Group::getBackendOptions() {
+  return c10::make_intrusive<Options>("shm", timeout_);
+}
+
+void Group::abort() {
+  shutdown();
+}
+
+void Group::shutdown() {
+  members_.leave();
+  // What ends here may call back into Python.
+  const auto end = [this] {
+    queue_.stop();
+    messages_.stop();
+  };
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    pybind11::gil_scoped_release release;
+    end();
+  } else {
+    end();
+  }
+}
+
+at::Tensor Group::allocateTensor(long size, at::TensorOptions options) {
+  return empty(members_.arena(), {size}, c10::typeMetaToScalarType(options.dtype()));
+}
+
+template <typename Given>
+Group::Plan Group::plan(OpType type, Kind kind, Tensors inputs, Tensors outputs, const Given& options) const {
+  const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
+  return {type, kind, std::move(inputs), std::move(outputs), timeout, options.asyncOp};
+}
+
+WorkPointer Group::start(const Plan& plan, Calls calls) {
+  members_.check_usable();
+  Call call{plan.kind};
+  call.timeout = plan.timeout;
+  call.reduction = plan.reduction;
+  call.root = plan.root;
+  TORCH_CHECK_VALUE(
+      plan.root < size_, "shared memory: rank ", plan.root, " as root; the group has ", size_, " ranks");
+  const auto& example = plan.outputs.empty() ? plan.inputs : plan.outputs;
+  if (!example.empty()) {
+    call.dtype = example[0].scalar_type();
+    check_tensors(plan.inputs, call.dtype);
+    check_tensors(plan.outputs, call.dtype);
+  }
+  if (call.reduction != Reduction::UNUSED) {
+    check_reduction(call.reduction, call.dtype);
+  }
+  const std::string title = std::string("shm:") + name_of(plan.kind);
+  auto work = c10::make_intrusive<SharedWork>(rank_, plan.type, title.c_str(), plan.inputs, plan.outputs, ++sequence_);
+  work->help_by([this, work = work.get()] { queue_.help([work] { return work->isCompleted(); }); });
+  const Queue::Task task = [this, work, call, calls = std::move(calls)](const Patience& patience) {
+    Call mine = call;
+    mine.patience = patience;
+    std::exception_ptr error;
+    try {
+      const at::NoGradGuard no_grad;
+      members_.check_usable();
+      calls(collectives_, mine);
+    } catch (const std::exception& exception) {
+      members_.fail(exception.what());
+      error = std::current_exception();
+    }
+    work->complete(error);
+  };
+  if (plan.asynchronous) {
+    queue_.push(task);
+  } else {
+    queue_.run(task);
+  }
+  return work;
+}
+
+void Group::check_room(const at::Tensor& parts, const at::Tensor& part, const char* what) const {
+  TORCH_CHECK_VALUE(
+      parts.numel() == part.numel() * size_,
+      "shared memory: ", what, " among ", size_, " ranks: ", parts.numel(), " elements are not ", size_, " times ",
+      part.numel());
+}
+
+WorkPointer Group::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor tensor = only(tensors);
+  Plan plan = this->plan(OpType::BROADCAST, Kind::kBroadcast, {tensor}, {tensor}, options);
+  plan.root = static_cast<int>(options.rootRank);
+  return start(plan, [tensor](Collectives& collectives, Call call) {
+    const Landing landing(tensor, /*filled=*/true);
+    call.bytes = tensor.nbytes();
+    collectives.broadcast(call, bytes_of(landing.flat()));
+    landing.settle();
+  });
+}
+
+WorkPointer Group::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor tensor = only(tensors);
+  Plan plan = this->plan(OpType::ALLREDUCE, Kind::kAllReduce, {tensor}, {tensor}, options);
+  const auto [reduction, factor] = parse(options.reduceOp);
+  plan.reduction = reduction;
+  return start(plan, [tensor, factor = factor](Collectives& collectives, Call call) {
+    if (factor) {
+      tensor.mul_(*factor);
+    }
+    const Landing landing(tensor, /*filled=*/true);
+    call.bytes = tensor.nbytes();
+    collectives.all_reduce(call, bytes_of(landing.flat()));
+    landing.settle();
+  });
+}
+
+WorkPointer Group::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  Plan plan = this->plan(OpType::ALLREDUCE_COALESCED, Kind::kAllReduce, tensors, tensors, options);
+  const auto [reduction, factor] = parse(options.reduceOp);
+  plan.reduction = reduction;
+  return start(plan, [tensors, factor = factor](Collectives& collectives, Call call) {
+    if (tensors.empty()) {
+      return;
+    }
+    Tensors flats;
+    for (const at::Tensor& tensor : tensors) {
+      flats.push_back(plain(tensor).reshape({-1}));
+    }
+    at::Tensor all = at::cat(flats);
+    if (factor) {
+      all.mul_(*factor);
+    }
+    call.bytes = all.nbytes();
+    collectives.all_reduce(call, bytes_of(all));
+    int64_t begin = 0;
+    for (const at::Tensor& tensor : tensors) {
+      tensor.copy_(all.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+      begin += tensor.numel();
+    }
+  });
+}
+
+WorkPointer Group::allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) {
+  C10_THROW_ERROR(
+      NotImplementedError,
+      "shared memory: sparse tensors are not added up. Call to_dense() first, or make a group with the backend gloo "
+      "for them (torch.distributed.new_group(backend='gloo'))");
+}
+
+WorkPointer Group::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor tensor = only(tensors);
+  Plan plan = this->plan(OpType::REDUCE, Kind::kReduce, {tensor}, {tensor}, options);
+  const auto [reduction, factor] = parse(options.reduceOp);
+  plan.reduction = reduction;
+  plan.root = static_cast<int>(options.rootRank);
+  return start(plan, [tensor, factor = factor](Collectives& collectives, Call call) {
+    if (factor) {
+      tensor.mul_(*factor);
+    }
+    const Landing landing(tensor, /*filled=*/true);
+    call.bytes = tensor.nbytes();
+    collectives.reduce(call, bytes_of(landing.flat()));
+    landing.settle();
+  });
+}
+
+WorkPointer Group::allgather(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  const at::Tensor input = only(inputs);
+  const Tensors parts = only(outputs);
+  TORCH_CHECK_VALUE(
+      static_cast<int>(parts.size()) == size_,
+      "shared memory: all_gather among ", size_, " ranks fills ", size_, " tensors, not ", parts.size());
+  const Plan plan = this->plan(OpType::ALLGATHER, Kind::kAllGather, {input}, parts, options);
+  return start(plan, [input, parts](Collectives& collectives, Call call) {
+    const at::Tensor given = plain(input);
+    const auto taken = landings(parts);
+    call.bytes = sum_of_bytes(parts);
+    collectives.all_gather(call, bytes_of(given), bytes_of(taken));
+    settle(taken);
+  });
+}
+
+WorkPointer Group::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+WorkPointer Group::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "shared memory: as many outputs as inputs");
+  for (const auto index : c10::irange(inputs.size())) {
+    check_room(outputs[index], inputs[index], "all_gather");
+    check_tensors({outputs[index]}, inputs[index].scalar_type());
+  }
+  const Plan plan = this->plan(OpType::_ALLGATHER_BASE, Kind::kAllGather, {}, {}, options);
+  return start(plan, [inputs, outputs, size = size_](Collectives& collectives, Call call) {
+    for (const auto index : c10::irange(inputs.size())) {
+      const at::Tensor given = plain(inputs[index]);
+      const Landing taken(outputs[index]);
+      call.bytes = outputs[index].nbytes();
+      call.dtype = outputs[index].scalar_type();
+      collectives.all_gather(call, bytes_of(given), rows_of(taken.flat(), size));
+      taken.settle();
+    }
+  });
+}
+
+WorkPointer Group::allgather_coalesced(
+    std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(
+      static_cast<int>(outputs.size()) == size_,
+      "shared memory: all_gather among ", size_, " ranks fills ", size_, " lists, not ", outputs.size());
+  const Plan plan = this->plan(OpType::ALLGATHER_COALESCED, Kind::kAllGather, {}, {}, options);
+  return start(plan, [inputs, outputs](Collectives& collectives, Call call) {
+    for (const auto index : c10::irange(inputs.size())) {
+      Tensors parts;
+      for (const Tensors& list : outputs) {
+        parts.push_back(list[index]);
+      }
+      const at::Tensor given = plain(inputs[index]);
+      const auto taken = landings(parts);
+      call.bytes = sum_of_bytes(parts);
+      call.dtype = given.scalar_type();
+      collectives.all_gather(call, bytes_of(given), bytes_of(taken));
+      settle(taken);
+    }
+  });
+}
+
+WorkPointer Group::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  const at::Tensor input = only(inputs);
+  const bool root = rank_ == options.rootRank;
+  const Tensors parts = root ? only(outputs) : Tensors{};
+  TORCH_CHECK_VALUE(
+      !root || static_cast<int>(parts.size()) == size_,
+      "shared memory: gather among ", size_, " ranks fills ", size_, " tensors, not ", parts.size());
+  Plan plan = this->plan(OpType::GATHER, Kind::kGather, {input}, parts, options);
+  plan.root = static_cast<int>(options.rootRank);
+  return start(plan, [input, parts](Collectives& collectives, Call call) {
+    const at::Tensor given = plain(input);
+    const auto taken = landings(parts);
+    call.bytes = input.nbytes();
+    collectives.gather(call, bytes_of(given), bytes_of(taken));
+    settle(taken);
+  });
+}
+
+WorkPointer Group::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+  const at::Tensor output = only(outputs);
+  const bool root = rank_ == options.rootRank;
+  const Tensors parts = root ? only(inputs) : Tensors{};
+  TORCH_CHECK_VALUE(
+      !root || static_cast<int>(parts.size()) == size_,
+      "shared memory: scatter among ", size_, " ranks needs ", size_, " tensors, not ", parts.size());
+  Plan plan = this->plan(OpType::SCATTER, Kind::kScatter, parts, {output}, options);
+  plan.root = static_cast<int>(options.rootRank);
+  return start(plan, [output, parts](Collectives& collectives, Call call) {
+    Tensors given;
+    for (const at::Tensor& part : parts) {
+      given.push_back(plain(part));
+    }
+    const Landing taken(output);
+    call.bytes = output.nbytes();
+    collectives.scatter(call, bytes_of(given), bytes_of(taken.flat()));
+    taken.settle();
+  });
+}
+
+WorkPointer Group::reduce_scatter(
+    Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) {
+  const at::Tensor output = only(outputs);
+  const Tensors parts = only(inputs);
+  TORCH_CHECK_VALUE(
+      static_cast<int>(parts.size()) == size_,
+      "shared memory: reduce_scatter among ", size_, " ranks needs ", size_, " tensors, not ", parts.size());
+  Plan plan = this->plan(OpType::REDUCE_SCATTER, Kind::kReduceScatter, parts, {output}, options);
+  const auto [reduction, factor] = parse(options.reduceOp);
+  plan.reduction = reduction;
+  return start(plan, [output, parts, factor = factor](Collectives& collectives, Call call) {
+    Tensors given;
+    for (const at::Tensor& part : parts) {
+      given.push_back(plain(factor ? part.mul(*factor).to(part.scalar_type()) : part));
+    }
+    const Landing taken(output);
+    call.bytes = sum_of_bytes(parts);
+    collectives.reduce_scatter(call, bytes_of(given), bytes_of(taken.flat()));
+    taken.settle();
+  });
+}
+
+WorkPointer Group::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output};
+  Tensors inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+WorkPointer Group::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "shared memory: as many outputs as inputs");
+  const auto [reduction, factor] = parse(options.reduceOp);
+  for (const auto index : c10::irange(inputs.size())) {
+    check_room(inputs[index], outputs[index], "reduce_scatter");
+    check_tensors({inputs[index]}, outputs[index].scalar_type());
+    check_reduction(reduction, outputs[index].scalar_type());
+  }
+  const Plan plan = this->plan(OpType::_REDUCE_SCATTER_BASE, Kind::kReduceScatter, {}, {}, options);
+  return start(
+      plan,
+      [inputs, outputs, size = size_, reduction = reduction, factor = factor](Collectives& collectives, Call call) {
+        for (const auto index : c10::irange(inputs.size())) {
+          const at::Tensor& input = inputs[index];
+          const at::Tensor given = plain(factor ? input.mul(*factor).to(input.scalar_type()) : input);
+          const Landing taken(outputs[index]);
+          call.bytes = given.nbytes();
+          call.dtype = given.scalar_type();
+          call.reduction = reduction;
+          collectives.reduce_scatter(call, rows_of(given, size), bytes_of(taken.flat()));
+          taken.settle();
+        }
+      });
+}
+
+WorkPointer Group::alltoall_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<int64_t>& output_sizes,
+    std::vector<int64_t>& input_sizes,
+    const c10d::AllToAllOptions& options) {
+  c10d::checkSplitSizes(input_sizes, input, size_);
+  c10d::checkSplitSizes(output_sizes, output, size_);
+  const Plan plan = this->plan(OpType::ALLTOALL_BASE, Kind::kAllToAll, {input}, {output}, options);
+  return start(plan, [input, output, input_sizes, output_sizes, size = size_](Collectives& collectives, Call call) {
+    const at::Tensor given = plain(input);
+    const Landing taken(output);
+    collectives.all_to_all(call, rows_of(given, input_sizes, size), rows_of(taken.flat(), output_sizes, size));
+    taken.settle();
+  });
+}
+
+WorkPointer Group::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  TORCH_CHECK_VALUE(
+      static_cast<int>(inputs.size()) == size_ && static_cast<int>(outputs.size()) == size_,
+      "shared memory: all_to_all among ", size_, " ranks takes ", size_, " inputs and as many outputs, not ",
+      inputs.size(), " and ", outputs.size());
+  const Plan plan = this->plan(OpType::ALLTOALL, Kind::kAllToAll, inputs, outputs, options);
+  return start(plan, [inputs, outputs](Collectives& collectives, Call call) {
+    Tensors given;
+    for (const at::Tensor& input : inputs) {
+      given.push_back(plain(input));
+    }
+    const auto taken = landings(outputs);
+    collectives.all_to_all(call, bytes_of(given), bytes_of(taken));
+    settle(taken);
+  });
+}
+
+WorkPointer Group::barrier(const c10d::BarrierOptions& options) {
+  const Plan plan = this->plan(OpType::BARRIER, Kind::kBarrier, {}, {}, options);
+  return start(plan, [](Collectives& collectives, const Call& call) { collectives.barrier(call); });
+}
+
+// The barrier names a missing rank anyway.
+void Group::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
+  Plan plan = this->plan(OpType::BARRIER, Kind::kBarrier, {}, {}, options);
+  plan.asynchronous = false;
+  start(plan, [](Collectives& collectives, const Call& call) { collectives.barrier(call); })->wait();
+}
+
+WorkPointer Group::start_message(bool sending, Tensors& tensors, int peer, int tag, OpType type) {
+  const at::Tensor tensor = only(tensors);
+  check_tensors({tensor}, tensor.scalar_type());
+  TORCH_CHECK_VALUE(
+      peer == kAnySource || (peer >= 0 && peer < size_ && peer != rank_),
+      "shared memory: rank ", rank_, " of ", size_, " exchanges messages with another rank of the group, not with ", peer);
+  const auto flat = sending ? plain(tensor) : Landing(tensor).flat();
+  const auto work = c10::make_intrusive<SharedWork>(
+      rank_, type, sending ? "shm:send" : "shm:recv", Tensors{tensor}, sending ? Tensors{} : Tensors{tensor}, ++sequence_);
+  const auto message = std::make_shared<Message>();
+  message->peer = peer;
+  message->tag = tag;
+  message->data = bytes_of(flat).data;
+  message->bytes = flat.nbytes();
+  message->timeout = timeout_;
+  message->finish = [work, tensor, flat, from = message.get()](std::exception_ptr error) {
+    if (!error && !flat.is_same(tensor)) {
+      const at::NoGradGuard no_grad;
+      tensor.copy_(flat);
+    }
+    work->set_source(from->peer);
+    work->complete(std::move(error));
+  };
+  work->help_by([this, waited = std::weak_ptr<Message>(message)] {
+    if (const auto message = waited.lock()) {
+      messages_.wait(message);
+    }
+  });
+  if (sending) {
+    messages_.send(message);
+  } else {
+    messages_.receive(message);
+  }
+  return work;
+}
+
+WorkPointer Group::send(Tensors& tensors, int to, int tag) {
+  return start_message(true, tensors, to, tag, OpType::SEND);
+}
+
+WorkPointer Group::recv(Tensors& tensors, int from, int tag) {
+  return start_message(false, tensors, from, tag, OpType::RECV);
+}
+
+WorkPointer Group::recvAnysource(Tensors& tensors, int tag) {
+  return start_message(false, tensors, kAnySource, tag, OpType::RECVANYSOURCE);
+}
+
+}  // namespace paceline
