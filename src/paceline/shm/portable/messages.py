@@ -17,9 +17,9 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.shm.portable_peers import Peers
-from paceline.shm.portable_window import Bytes
-from paceline.shm.portable_work import PortableWork
+from paceline.shm.portable.peers import Peers
+from paceline.shm.portable.window import Bytes
+from paceline.shm.portable.work import PortableWork
 
 _HEAD = struct.Struct("qq")
 _LEAVING_S = 2.0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp
 
-from paceline.shm.portable_window import Bytes
+from paceline.shm.portable.window import Bytes
 
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 _Steps = dict[str, Callable[..., Tensor]]

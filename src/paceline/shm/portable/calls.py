@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp
 
-from paceline.shm.portable_reduce import Reduction
-from paceline.shm.portable_rounds import Call, Shown
-from paceline.shm.portable_window import Bytes
+from paceline.shm.portable.reduce import Reduction
+from paceline.shm.portable.rounds import Call, Shown
+from paceline.shm.portable.window import Bytes
 
 
 class _Memory:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.shm.portable_peers import Peers
-from paceline.shm.portable_window import Bytes
+from paceline.shm.portable.peers import Peers
+from paceline.shm.portable.window import Bytes
 
 Shown = Callable[[int, int], Bytes]
 

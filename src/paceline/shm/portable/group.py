@@ -1,6 +1,5 @@
-"""The `shm` group without native code: for machines that have no compiler.
+"""A process group in pure Python over shared memory: slower than the native one, with the same meaning.
 
-All that c10d knows on CPU tensors, in Python over shared memory: slower than the native group, with the same meaning.
 It needs Linux, and looks for what it needs when a group is constructed, not when this file is imported.
 """
 
@@ -16,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from paceline.shm.portable_calls import Flat, Place, Step
-from paceline.shm.portable_messages import Messages
-from paceline.shm.portable_peers import Peers
-from paceline.shm.portable_rounds import Call, Rounds
-from paceline.shm.portable_work import Lane, PortableWork
+from paceline.shm.portable.calls import Flat, Place, Step
+from paceline.shm.portable.messages import Messages
+from paceline.shm.portable.peers import Peers
+from paceline.shm.portable.rounds import Call, Rounds
+from paceline.shm.portable.work import Lane, PortableWork
 
 _Options = (
     c10d.BroadcastOptions

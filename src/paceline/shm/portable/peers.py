@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from paceline.shm.portable_window import TOKEN_BYTES, Window, Word
+from paceline.shm.portable.window import TOKEN_BYTES, Window, Word
 
 # Asleep, a rank looks this often whether those that it waits for are alive.
 _LOOK_S = 0.05
