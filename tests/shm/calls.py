@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tests.shm.values import Layout, Spec, Want, lay, reduced
+from tests.shm.values import PRIVATE, Allocate, Layout, Spec, Want, lay, reduced
 
 Op = ReduceOp.RedOpType
 
@@ -44,14 +44,16 @@ class Place:
         layouts: how tensors may lie in memory.
         modes: how calls can be made there.
         can: says whether a call can be made there.
+        allocate: returns memory that all ranks share.
     """
 
     group: Any
     rank: int
     size: int
-    layouts: tuple[Layout, ...] = tuple(Layout)
+    layouts: tuple[Layout, ...] = PRIVATE
     modes: tuple[Mode, ...] = tuple(Mode)
     can: Callable[[Call], bool] = lambda call: True
+    allocate: Allocate | None = None
 
     def start(self, call: Call, mode: Mode) -> Running:
         """Make `call` in this mode, or as it can be made here."""
@@ -140,14 +142,18 @@ class Maker:
 
     def inout(self, spec: Spec, part: int = 0, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         values = spec.values(self._place.rank, part, shape)
-        return lay(values, spec.layout(self._place.rank, part, self._place.layouts))
+        return self._lay(values, spec, part)
 
     def output(self, spec: Spec, part: int = 0, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """Return a tensor that the call writes only; it holds something else before."""
         values = torch.ones(spec.shape if shape is None else shape, dtype=spec.dtype)
-        tensor = lay(values, spec.layout(self._place.rank, part + 31, self._place.layouts))
+        tensor = self._lay(values, spec, part + 31)
         self.running.outputs.append(tensor)
         return tensor
+
+    def _lay(self, values: torch.Tensor, spec: Spec, part: int) -> torch.Tensor:
+        place = self._place
+        return lay(values, spec.layout(place.rank, part, place.layouts), place.allocate)
 
     def plain(self, spec: Spec, shape: tuple[int, ...]) -> torch.Tensor:
         """Return an output that lies as C++ wants single tensors of several ranks to lie."""

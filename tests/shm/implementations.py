@@ -57,7 +57,17 @@ class Implementation(Enum):
         if self is Implementation.GLOO:
             # Some of its works end only when waited for, and have no futures.
             return Place(group, rank, size, (Layout.PLAIN,), (Mode.SYNC, Mode.ASYNC), gloo_can)
-        return Place(group, rank, size)
+        if self is Implementation.PORTABLE:
+            return Place(group, rank, size)
+        cpu = torch.device("cpu")
+        backend = group._get_backend(cpu)
+        return Place(
+            group,
+            rank,
+            size,
+            tuple(Layout),
+            allocate=lambda count, dtype: backend.allocate_tensor(count, dtype=dtype, device=cpu),
+        )
 
 
 # All, or the one that the environment names.

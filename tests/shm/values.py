@@ -5,7 +5,7 @@ Every rank can make the inputs of every other one, so what a call must give is k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,14 +29,25 @@ class Layout(Enum):
     SHIFTED = 1  # one element into its storage, so aligned to its element only
     STEPPED = 2  # every second element
     TRANSPOSED = 3  # dense, but columns first; with fewer than two dimensions as STEPPED
+    SHARED = 4  # where the other ranks can read it
+    SHARED_SHIFTED = 5
 
 
-def lay(values: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return `values` copied into memory of this layout."""
+PRIVATE = (Layout.PLAIN, Layout.SHIFTED, Layout.STEPPED, Layout.TRANSPOSED)
+
+Allocate = Callable[[int, torch.dtype], torch.Tensor]
+
+
+def lay(values: torch.Tensor, layout: Layout, allocate: Allocate | None = None) -> torch.Tensor:
+    """Return `values` copied into memory of this layout; `allocate` returns shared memory."""
     shape, count = values.shape, values.numel()
     if layout is Layout.PLAIN:
         return values.clone()
-    if layout is Layout.SHIFTED:
+    if layout in (Layout.SHARED, Layout.SHARED_SHIFTED):
+        assert allocate is not None
+        shift = int(layout is Layout.SHARED_SHIFTED)
+        there = allocate(count + shift, values.dtype)[shift:].view(shape)
+    elif layout is Layout.SHIFTED:
         there = values.new_zeros(count + 1)[1:].view(shape)
     elif layout is Layout.TRANSPOSED and values.dim() > 1:
         there = values.new_zeros(shape[1], shape[0], *shape[2:]).transpose(0, 1)
