@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.ranks import ranks
-from tests.shm.implementations import every_implementation
+from tests.shm.implementations import Implementation, needs_native
 from tests.shm.program import SMALL
 from tests.shm.soak import soak
 
-_CALLS = 10_000
 
-
-@every_implementation
+@needs_native
+@pytest.mark.usefixtures("native_part")
 @ranks(4, backend="gloo", timeout_s=300)
-def test_ten_thousand_calls(world, implementation):
-    assert soak(world, implementation, 0, SMALL, _CALLS) >= _CALLS
+def test_ten_thousand_calls(world):
+    assert soak(world, Implementation.NATIVE, 0, SMALL, 10_000) >= 10_000
+
+
+@ranks(4, backend="gloo", timeout_s=300)
+def test_in_pure_python(world):
+    assert soak(world, Implementation.PORTABLE, 0, SMALL, 2500) >= 2500

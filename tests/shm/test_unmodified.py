@@ -12,6 +12,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -84,6 +85,24 @@ def _ddp_with_batch_norm_and_hook(rank: int) -> list[torch.Tensor]:
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     wrapped.register_comm_hook(None, fp16_compress_hook)
     return [*_steps(wrapped, torch.optim.SGD(model.parameters(), 0.1), rank), *model.state_dict().values()]
+
+
+def _ddp_with_power_sgd(rank: int) -> list[torch.Tensor]:
+    model = DistributedDataParallel(_model(), bucket_cap_mb=0.01)
+    state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook)
+    return [*_steps(model, torch.optim.SGD(model.parameters(), 0.1), rank), *model.parameters()]
+
+
+def _ddp_with_sparse_gradients(rank: int) -> list[torch.Tensor]:
+    model = DistributedDataParallel(nn.Sequential(nn.EmbeddingBag(20, _WIDTH, mode="sum", sparse=True), _model()))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for n in range(3):
+        torch.manual_seed(10 * n + rank)
+        model(torch.randint(0, 20, (6, 2 + rank))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
 
 
 def _ddp_with_uneven_inputs(rank: int) -> list[torch.Tensor]:
@@ -193,8 +212,14 @@ def _checkpoint(directory: Path) -> list[torch.Tensor]:
 @every_implementation
 @ranks(2, backend="gloo")
 def test_ddp(world, implementation, tmp_path):
-    runs = (_ddp, _ddp_with_batch_norm_and_hook, _ddp_with_uneven_inputs, _zero)
+    runs = (_ddp, _ddp_with_batch_norm_and_hook, _ddp_with_power_sgd, _ddp_with_uneven_inputs, _zero)
     _same_as_gloo(world, implementation, tmp_path, *runs)
+
+
+@every_implementation
+@ranks(2, backend="gloo")
+def test_ddp_with_sparse_gradients(world, implementation, tmp_path):
+    _same_as_gloo(world, implementation, tmp_path, _ddp_with_sparse_gradients)
 
 
 @every_implementation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -56,7 +55,7 @@ def test_works_say_when_they_have_ended(world, implementation):
 def test_an_impatient_wait_is_an_error(world, implementation):
     group = _group(world, implementation)
     if world.rank == 0:
-        with pytest.raises(dist.DistBackendError):
+        with pytest.raises(RuntimeError):  # PyTorch's own, as with Gloo
             dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(timedelta(seconds=0.2))
     dist.barrier()
 
@@ -114,28 +113,6 @@ def test_nobody_passes_a_barrier_early(world, implementation):
         store.set(f"arrived {n} {world.rank}", "")
         dist.barrier(group)
         assert store.check([f"arrived {n} {rank}" for rank in range(3)])
-
-
-@every_implementation
-@ranks(2, backend="gloo")
-def test_threads_use_their_own_groups(world, implementation):
-    """As a program does that trains in one thread and saves in another."""
-    implementation.choose()
-    groups = [_group(world, implementation) for _ in range(4)]
-    sums: list[float | None] = [None] * 4
-
-    def call(n):
-        x = torch.full((1000,), n + 1.0)
-        for _ in range(50):
-            dist.all_reduce(x, dist.ReduceOp.AVG, group=groups[n])
-        sums[n] = x.sum().item()
-
-    threads = [threading.Thread(target=call, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sums == [1000.0 * (n + 1) for n in range(4)]
 
 
 def _held() -> tuple[int, int, int]:
