@@ -137,14 +137,16 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert f"the module could not be captured{shown}" in said.getvalue()
 
 
-def test_the_module_of_the_readme_trains_under_torchrun(tmp_path: Path) -> None:
-    ((words, text),) = [found for found in fences(ROOT / "README.md", "python") if found[0].startswith("file=")]
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/shared-memory.md"], ids=named)
+def test_the_file_of_a_page_trains_under_torchrun(page: Path, tmp_path: Path) -> None:
+    ((words, text),) = [found for found in fences(page, "python") if found[0].startswith("file=")]
     file = tmp_path / words.removeprefix("file=")
     file.write_text(text)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, file]
     settings = {"OMP_NUM_THREADS": "1", "PACELINE_CACHE": "off", "GLOO_SOCKET_IFNAME": "lo"}
+    settings["PACELINE_SHM"] = "portable"  # nothing is to be built in the little time that there is
     run = subprocess.run(
         command, env={**os.environ, **settings}, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
