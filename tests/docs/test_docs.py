@@ -197,19 +197,34 @@ def test_commands_are_understood(command: str) -> None:
 
 @lru_cache(maxsize=1)
 def texts() -> tuple[str, ...]:
-    """Every string of the code; what f-strings fill in is left out."""
+    """Every string of the code, Python and C++; what is filled in is left out."""
 
     def constant(node: ast.AST) -> str:
         if isinstance(node, ast.JoinedStr):
             return "".join(map(constant, node.values))
         return str(node.value) if isinstance(node, ast.Constant) else "\0"
 
-    return tuple(
-        constant(node)
-        for path in (ROOT / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    native = [path for kind in ("*.cpp", "*.hpp") for path in (ROOT / "src").rglob(kind)]
+    return (
+        *(
+            constant(node)
+            for path in (ROOT / "src").rglob("*.py")
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+        ),
+        *(statement for path in native for statement in native_texts(path.read_text(encoding="utf-8"))),
     )
+
+
+def native_texts(source: str) -> Iterator[str]:
+    """The strings of each statement of C++."""
+    strings: list[str] = []
+    for token in re.findall(r"//[^\n]*|\"(?:\\.|[^\"\\])*\"|;", source):
+        if token.startswith('"'):
+            strings.append(token[1:-1])
+        elif token == ";":
+            yield "\0".join(strings)
+            strings = []
 
 
 def symptoms() -> list[str]:
