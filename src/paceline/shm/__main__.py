@@ -2,8 +2,12 @@
 
 import sys
 
+from paceline.shm import unavailable
 from paceline.shm.build import BuildError, native
 
+reason = unavailable()
+if reason is not None:
+    sys.exit(f"paceline: {reason}. Ranks will exchange through gloo.")
 try:
     print(native().__file__)
 except BuildError as error:
