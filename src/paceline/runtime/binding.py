@@ -7,6 +7,7 @@ compiled consists of.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from paceline.placement.placements import Shard
 from paceline.runtime import collectives, direct
 from paceline.runtime.passes.views import is_view
-from paceline.runtime.shared import SharedBinding
+from paceline.runtime.shared import MEMBERS, SharedBinding
 from paceline.shm import Exchange
 
 aten = torch.ops.aten
@@ -157,11 +158,20 @@ class _Binder:
         started = node.args[0]
         assert isinstance(started, Node)
         if started.op == "call_module":
-            return self.graph.call_method("wait", (started,))
+            waited = self.graph.call_method("wait", (started,))
+            return self._take_apart(node, waited) if MEMBERS in started.meta else waited
         waited = self._call(c10d.wait_tensor.default, started)
         if started.target is c10d.all_gather_into_tensor.default:
             return self._call(aten.reshape.default, waited, [started.args[1], -1])
         return waited
+
+    def _take_apart(self, node: Node, waited: Node) -> Node:
+        """Let those who read the parts of a bucket read the members of a list instead."""
+        for split in list(node.users):
+            if split.target is aten.split_with_sizes.default:
+                split.replace_all_uses_with(waited)
+                self.graph.erase_node(split)
+        return waited if not node.users else self._call(operator.getitem, waited, 0)
 
     def _piece(self, node: Node) -> Node:
         x, placement, _, parts = node.args

@@ -14,6 +14,7 @@ from paceline.placement.pieces import take
 from paceline.placement.placements import Placement
 from paceline.plan import Mesh
 from paceline.runtime.binding import AxisGroup, bind
+from paceline.runtime.shared import lay_out
 
 c10d = torch.ops._c10d_functional
 RankValues = list[list[Tensor]]
@@ -27,6 +28,10 @@ class Executor(Protocol):
 
     def prepare(self, graph: Graph, constants: dict[str, Tensor]) -> Callable[[RankValues], RankValues]:
         """Return a function from each rank's inputs to each rank's outputs; it empties the lists that it is given."""
+        ...
+
+    def lay_out(self, piece: Tensor, axes: Sequence[str]) -> Tensor:
+        """Return a rank's piece of a tensor split along `axes`, where it is gathered most easily. A collective."""
         ...
 
     def sum(self, values: Sequence[Tensor], axes: Sequence[str]) -> list[Tensor]:
@@ -57,6 +62,11 @@ class ProcessExecutor:
         module.recompile()
         forward = module.forward
         return lambda values: [list(forward(values[0]))]
+
+    def lay_out(self, piece: Tensor, axes: Sequence[str]) -> Tensor:
+        """Put it into memory that the ranks share, if they do."""
+        exchange = self._groups[axes[0]].shared if len(axes) == 1 and not self._compile else None
+        return piece if exchange is None or piece.device.type != "cpu" else lay_out(piece, exchange)
 
     def sum(self, values: Sequence[Tensor], axes: Sequence[str]) -> list[Tensor]:
         """All-reduce over each axis in turn."""

@@ -63,6 +63,10 @@ class InProcessExecutor:
 
         return run
 
+    def lay_out(self, piece: Tensor, axes: Sequence[str]) -> Tensor:
+        """Leave it where it is: all ranks live in this process."""
+        return piece
+
     def sum(self, values: Sequence[Tensor], axes: Sequence[str]) -> list[Tensor]:
         """Sum over the ranks along each axis in turn."""
         found = list(values)

@@ -2,6 +2,9 @@
 
 A bucket of gradients is room in shared memory. Matrix products write into it, other gradients are copied into it when
 they are made, and peers add them up there: no gradient is packed, sent or unpacked.
+
+A parameter that is split over ranks which share memory is one tensor of all of them, of which each updates its row. To
+gather it is to look at it. Between fences at both ends of a graph nobody changes it.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from paceline.runtime import collectives
@@ -19,6 +22,8 @@ from paceline.runtime.passes.views import is_fresh, is_view
 from paceline.shm import Exchange
 
 aten = torch.ops.aten
+MEMBERS = "members"
+"""Mark of a started communication whose result is a list, with its length."""
 
 
 class _Call(nn.Module):
@@ -61,9 +66,7 @@ class SharedBinding:
                 bucket = self._in_room(members, node)
                 return self._call("reduce_scatter", self._exchange.reduce_scatter, bucket, sizes)
             case collectives.all_gather:
-                if x.target is aten.cat.default and len(x.users) == 1:
-                    x = self._call("pack", self._exchange.pack, *x.args)
-                return self._call("all_gather", self._exchange.all_gather, x)
+                return self._gather(_members(x))
             case _:
                 return self._call("all_to_all", self._exchange.all_to_all, x)
 
@@ -72,6 +75,24 @@ class SharedBinding:
         if not hasattr(self._root, name):
             self._root.add_module(name, _Call(function))
         return self._graph.call_module(name, args)
+
+    def _gather(self, members: Sequence[Node]) -> Node:
+        """Gather each member of a bucket by itself: what lies in shared memory costs nothing to gather."""
+        if any(_is_held(member) for member in members):
+            self._fence()
+        node = self._call("all_gather", partial(_Gathering, self._exchange), list(members))
+        node.meta[MEMBERS] = len(members)
+        return node
+
+    def _fence(self) -> None:
+        """Let all ranks begin and end this graph together."""
+        if hasattr(self._root, f"fence_{self._axis}"):
+            return
+        first = next(node for node in self._graph.nodes if node.op not in ("placeholder", "get_attr"))
+        last = next(node for node in reversed(self._graph.nodes) if node.op == "output")
+        for place in (first, last):
+            with self._graph.inserting_before(place):
+                self._call("fence", self._exchange.fence)
 
     def _in_room(self, members: Sequence[Node], reader: Node) -> Node:
         """Return one flat tensor in shared memory that holds the members, one after the other."""
@@ -105,6 +126,40 @@ class SharedBinding:
         self._graph.erase_node(maker)
 
 
+class _Gathering:
+    """Tensors that are being gathered: each [ranks, n]."""
+
+    def __init__(self, exchange: Exchange, members: Sequence[Tensor]) -> None:
+        wholes = [whole_of(member, exchange) for member in members]
+        self._wholes = wholes
+        self._started = [exchange.all_gather(x) for x, whole in zip(members, wholes, strict=True) if whole is None]
+
+    def wait(self) -> list[Tensor]:
+        """Return them."""
+        gathered = iter([started.wait() for started in self._started])
+        return [next(gathered) if whole is None else whole for whole in self._wholes]
+
+
+def lay_out(piece: Tensor, exchange: Exchange) -> Tensor:
+    """Return this rank's piece of a split tensor as a row of one tensor of all ranks. A collective.
+
+    Args:
+        piece: what this rank holds, of the same shape on every rank.
+        exchange: how the ranks along the axis exchange.
+    """
+    whole = exchange.common(exchange.size * piece.numel(), piece.dtype).view(exchange.size, -1)
+    return whole[exchange.rank].view(piece.shape).copy_(piece)
+
+
+def whole_of(x: Tensor, exchange: Exchange) -> Tensor | None:
+    """Return the tensor of which x: [n] is this rank's row, if `lay_out` made it and nobody has replaced it since."""
+    size = x.numel()
+    in_place = x.untyped_storage().nbytes() == exchange.size * x.nbytes and x.storage_offset() == exchange.rank * size
+    if not in_place or not x.is_contiguous() or not exchange.is_common(x):
+        return None
+    return x.as_strided((exchange.size, size), (size, 1), 0)
+
+
 def _members(x: Node) -> list[Node]:
     """Return what a bucket is made of; a tensor that is no bucket is its own only member."""
     if x.target is aten.cat.default and len(x.users) == 1:
@@ -112,6 +167,13 @@ def _members(x: Node) -> list[Node]:
         assert isinstance(members, (list, tuple))
         return list(members)
     return [x]
+
+
+def _is_held(x: Node) -> bool:
+    """Whether it is a view of what exists before and after the graph runs."""
+    while is_view(x) and len(x.all_input_nodes) == 1:
+        x = x.all_input_nodes[0]
+    return x.op == "placeholder"
 
 
 def _product_behind(member: Node) -> Node | None:

@@ -75,6 +75,8 @@ class LocalState:
                 piece = local_piece(whole, self._placed[name].placements, self.where(rank))
                 piece = piece.to(self._peers.devices[position])
                 is_whole = piece.shape == tensor.shape
+                if takes_over and not is_whole and isinstance(tensor, nn.Parameter):
+                    piece = self._peers.executor.lay_out(piece, self.sharded_axes(name))
                 shares = piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
                 if shares and not (takes_over and is_whole):
                     piece = piece.clone()

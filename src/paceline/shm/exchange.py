@@ -32,6 +32,7 @@ class Exchange:
 
     _native: ModuleType
     _backend: Backend
+    _group: dist.ProcessGroup
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Exchange | None:
@@ -40,7 +41,21 @@ class Exchange:
             backend = group._get_backend(torch.device("cpu"))
         except RuntimeError:  # the group in pure Python is no backend of another
             return None
-        return cls(build.native(), backend) if backend.name() == "shm" else None
+        return cls(build.native(), backend, group) if backend.name() == "shm" else None
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._group.size()
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return self._group.rank()
+
+    def fence(self) -> None:
+        """Wait until all ranks are here."""
+        self._native.fence(self._backend)
 
     def all_reduce(self, x: Tensor) -> Started:
         """Start the sum of x: [...] over the ranks."""
@@ -74,6 +89,24 @@ class Exchange:
         """Return room in shared memory for `size` numbers."""
         room: Tensor = self._native.empty(self._backend, size, dtype)
         return room
+
+    def common(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return one tensor: [size] for all ranks together, which all of them make at the same time.
+
+        It lives until the last of them lets go of it.
+        """
+        where = torch.zeros(1, dtype=torch.long)
+        whole: Tensor | None = None
+        if self._group.rank() == 0:
+            whole, where[0] = self._native.make_common(self._backend, size, dtype)
+        dist.broadcast(where, group=self._group, group_src=0)
+        if whole is None:
+            whole = self._native.open_common(self._backend, int(where), size, dtype)
+        return whole
+
+    def is_common(self, x: Tensor) -> bool:
+        """Return whether a tensor is a part of one that `common` made."""
+        return bool(self._native.is_common(self._backend, x))
 
     def pack(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         """Concatenate tensors: [n] in shared memory."""

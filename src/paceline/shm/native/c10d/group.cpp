@@ -130,7 +130,7 @@ WorkPointer Group::start(const Plan& plan, Calls calls) {
   const std::string title = std::string("shm:") + name_of(plan.kind);
   auto work = c10::make_intrusive<SharedWork>(rank_, plan.type, title.c_str(), plan.inputs, plan.outputs, ++sequence_);
   work->help_by([this, work = work.get()] { queue_.help([work] { return work->isCompleted(); }); });
-  const Queue::Task task = [this, work, call, calls = std::move(calls)](const Patience& patience) {
+  const Queue::Task task = [this, work, call, calls = std::move(calls)](const Patience& patience) -> std::function<void()> {
     Call mine = call;
     mine.patience = patience;
     std::exception_ptr error;
@@ -142,7 +142,7 @@ WorkPointer Group::start(const Plan& plan, Calls calls) {
       members_.fail(exception.what());
       error = std::current_exception();
     }
-    work->complete(error);
+    return [work, error] { work->complete(error); };
   };
   if (plan.asynchronous) {
     queue_.push(task);

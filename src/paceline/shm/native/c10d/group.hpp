@@ -89,11 +89,21 @@ class Group : public c10d::Backend {
   std::chrono::milliseconds timeout() const {
     return timeout_;
   }
+  const Members& members() const {
+    return members_;
+  }
   Arena& arena() const {
     return members_.arena();
   }
-  void fail(const std::string& reason) {
-    members_.fail(reason);
+  // Do something whose error ends the group.
+  template <typename Action>
+  void failing(Action action) {
+    try {
+      action();
+    } catch (const std::exception& error) {
+      members_.fail(error.what());
+      throw;
+    }
   }
 
  private:

@@ -1,5 +1,6 @@
 #include "started.hpp"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "layout.hpp"
@@ -28,6 +29,32 @@ c10::intrusive_ptr<Group> group_of(const c10::intrusive_ptr<c10d::Backend>& back
   auto group = c10::dynamic_intrusive_pointer_cast<Group>(backend);
   TORCH_CHECK_TYPE(group != nullptr, "not a group of ranks of one host");
   return group;
+}
+
+// A tensor that all ranks of a group use, in the arena of the first one, and where it lies there.
+std::pair<at::Tensor, uint64_t> make_common(
+    const c10::intrusive_ptr<c10d::Backend>& backend, int64_t size, at::ScalarType dtype) {
+  const auto group = group_of(backend);
+  const size_t bytes = size * c10::elementSize(dtype);
+  const auto memory = group->arena().allocate_for_all(bytes, group->getSize());
+  const auto tensor = at::from_blob(memory.get(), {size}, [memory](void*) {}, at::TensorOptions().dtype(dtype));
+  return {tensor, *group->arena().offset(memory.get(), bytes)};
+}
+
+// The same tensor on another rank.
+at::Tensor open_common(
+    const c10::intrusive_ptr<c10d::Backend>& backend, uint64_t offset, int64_t size, at::ScalarType dtype) {
+  const auto mapping = group_of(backend)->members().hold_arena_of(0);
+  TORCH_CHECK(mapping->contains(mapping->data() + offset, size * c10::elementSize(dtype)));
+  const auto release = [mapping](void* data) { let_go(data); };
+  return at::from_blob(mapping->data() + offset, {size}, release, at::TensorOptions().dtype(dtype));
+}
+
+bool is_common(const c10::intrusive_ptr<c10d::Backend>& backend, const at::Tensor& tensor) {
+  const auto group = group_of(backend);
+  const void* data = tensor.storage().data();
+  // Nothing but such tensors is ever opened in another rank's arena.
+  return group->getRank() == 0 ? group->arena().is_for_all(data) : group->members().hold_arena_of(0)->contains(data, 1);
 }
 
 }  // namespace
@@ -60,12 +87,7 @@ at::Tensor Started::wait() {
   if (!in_place_) {
     out = make(group_->arena(), shape, input_);
   }
-  try {
-    group_->exchange().finish(number_, bytes_of(out));
-  } catch (const std::exception& error) {
-    group_->fail(error.what());
-    throw;
-  }
+  group_->failing([&] { group_->exchange().finish(number_, bytes_of(out)); });
   input_ = at::Tensor();
   return out;
 }
@@ -95,10 +117,16 @@ void bind_started(pybind11::module& module) {
       py::arg("x"),
       py::arg("rows"));
   module.def(
-      "settle",
-      [](const c10::intrusive_ptr<c10d::Backend>& backend) { group_of(backend)->exchange().settle(); },
+      "fence",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
+        const auto group = group_of(backend);
+        group->failing([&] { group->exchange().fence(group->timeout()); });
+      },
       py::arg("backend"),
       py::call_guard<py::gil_scoped_release>());
+  module.def("make_common", &make_common, py::arg("backend"), py::arg("size"), py::arg("dtype"));
+  module.def("is_common", &is_common, py::arg("backend"), py::arg("tensor"));
+  module.def("open_common", &open_common, py::arg("backend"), py::arg("offset"), py::arg("size"), py::arg("dtype"));
   module.def(
       "empty",
       [](const c10::intrusive_ptr<c10d::Backend>& backend, int64_t size, at::ScalarType dtype) {

@@ -38,11 +38,10 @@ uint32_t Exchange::start(
   }
   Front& own = members_.own().front();
   const auto offset = members_.arena().offset(started.input.data(), started.input.bytes);
-  TORCH_INTERNAL_ASSERT(offset.has_value());
+  TORCH_INTERNAL_ASSERT(offset.has_value() || kind == Kind::kBarrier);
   own.notices[started_ % kNotices] = {
-      *offset, started.input.bytes, static_cast<int32_t>(kind), static_cast<int32_t>(dtype)};
+      offset.value_or(0), started.input.bytes, static_cast<int32_t>(kind), static_cast<int32_t>(dtype)};
   held_.push_back(started);
-  timeout_ = timeout;
   own.started.raise(++started_);
   return started.number;
 }
@@ -55,6 +54,8 @@ void Exchange::finish(uint32_t number, Bytes out) {
   await(&Front::started, number + 1, title(started), started.timeout);
   check_agreement(started);
   switch (started.kind) {
+    case Kind::kBarrier:
+      break;
     case Kind::kAllReduce:
       all_reduce(started, out);
       break;
@@ -69,14 +70,13 @@ void Exchange::finish(uint32_t number, Bytes out) {
   }
   found->place = finished_++;
   members_.own().front().finished.raise(finished_);
-  if (started.kind == Kind::kAllReduce && out.data == started.input.data()) {
+  if (started.kind == Kind::kAllReduce && started.input.bytes > 0 && out.data == started.input.data()) {
     await(&Front::finished, finished_, title(started), started.timeout);  // others write a part of it
   }
 }
 
-void Exchange::settle() {
-  await(&Front::finished, finished_, "the end of a step", timeout_);
-  release();
+void Exchange::fence(std::chrono::milliseconds timeout) {
+  finish(start(Kind::kBarrier, c10::kByte, {}, {}, timeout), {nullptr, 0});
 }
 
 void Exchange::release() {

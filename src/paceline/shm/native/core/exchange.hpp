@@ -19,7 +19,7 @@ namespace paceline {
 // Memory in the arena that is kept as long as anybody may read it.
 struct Held {
   std::shared_ptr<void> memory;
-  size_t bytes;
+  size_t bytes = 0;
 
   char* data() const {
     return static_cast<char*>(memory.get());
@@ -39,8 +39,8 @@ class Exchange {
   // that as there are ranks, of a reduce-scatter a part of it, of an all-to-all as much. Sums.
   void finish(uint32_t number, Bytes out);
 
-  // Wait until no other rank needs anything any more of what this one has finished.
-  void settle();
+  // Wait until all ranks are here.
+  void fence(std::chrono::milliseconds timeout);
 
  private:
   struct Started {
@@ -71,7 +71,6 @@ class Exchange {
   uint32_t started_ = 0;
   uint32_t finished_ = 0;
   std::list<Started> held_;  // started, and perhaps still read by others
-  std::chrono::milliseconds timeout_{0};
 };
 
 }  // namespace paceline

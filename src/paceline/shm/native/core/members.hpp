@@ -48,11 +48,12 @@ class Members {
     return *arena_;
   }
   // Where a rank's arena is mapped here.
-  const char* arena_of(int rank) const {
+  char* arena_of(int rank) const {
     return arenas_[rank]->data();
   }
-  char* arena_of(int rank) {
-    return arenas_[rank]->data();
+  // The same memory, for as long as what is returned lasts.
+  std::shared_ptr<Mapping> hold_arena_of(int rank) const {
+    return arenas_[rank];
   }
   // "rank 3 (process 1234)"; the rank is the one in the whole job.
   std::string name(int rank) const;

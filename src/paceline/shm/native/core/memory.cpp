@@ -84,6 +84,27 @@ std::shared_ptr<void> Arena::allocate(size_t bytes) {
   return {mapping_.data() + offset, [arena = shared_from_this(), offset](void*) { arena->give_back(offset); }};
 }
 
+std::shared_ptr<void> Arena::allocate_for_all(size_t bytes, uint32_t users) {
+  TORCH_CHECK(getpid() == owner_, "shared memory: a forked process cannot allocate from its parent's arena");
+  const size_t offset = take(bytes + sizeof(Tally));
+  auto* tally = reinterpret_cast<Tally*>(mapping_.data() + offset);
+  tally->users.store(users);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    used_by_all_.push_back(offset);
+  }
+  return {tally + 1, [arena = shared_from_this()](void* data) { let_go(data); }};
+}
+
+bool Arena::is_for_all(const void* data) const {
+  if (!mapping_.contains(data, 0)) {
+    return false;
+  }
+  const size_t offset = static_cast<const char*>(data) - mapping_.data() - sizeof(Tally);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::find(used_by_all_.begin(), used_by_all_.end(), offset) != used_by_all_.end();
+}
+
 std::optional<uint64_t> Arena::offset(const void* data, size_t bytes) const {
   if (!mapping_.contains(data, bytes)) {
     return std::nullopt;
@@ -102,6 +123,7 @@ size_t Arena::bytes_in_use() const {
 
 size_t Arena::take(size_t bytes) {
   bytes = round_up(bytes, bytes >= kPage ? kPage : kLine);
+  sweep();
   std::lock_guard<std::mutex> lock(mutex_);
   auto best = free_.end();
   for (auto block = free_.begin(); block != free_.end(); ++block) {
@@ -121,6 +143,22 @@ size_t Arena::take(size_t bytes) {
   }
   in_use_[offset] = bytes;
   return offset;
+}
+
+void Arena::sweep() {
+  std::vector<size_t> unused;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto is_used = [this](size_t offset) {
+      return reinterpret_cast<Tally*>(mapping_.data() + offset)->users.load() > 0;
+    };
+    const auto first = std::partition(used_by_all_.begin(), used_by_all_.end(), is_used);
+    unused.assign(first, used_by_all_.end());
+    used_by_all_.erase(first, used_by_all_.end());
+  }
+  for (const size_t offset : unused) {
+    give_back(offset);
+  }
 }
 
 // Asked for here, missing memory is an error; met at the first write it would be a signal that ends the process.

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "waiting.hpp"
 
@@ -135,11 +136,15 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   // Memory for `bytes`, which lasts as long as what is returned.
   std::shared_ptr<void> allocate(size_t bytes);
+  // Memory that several processes use, this one among them: free again when `users` have let go of it.
+  std::shared_ptr<void> allocate_for_all(size_t bytes, uint32_t users);
+  bool is_for_all(const void* data) const;
   std::optional<uint64_t> offset(const void* data, size_t bytes) const;
   size_t bytes_in_use() const;
 
  private:
   size_t take(size_t bytes);
+  void sweep();
   void reach(size_t end);
   void give_back(size_t offset);
 
@@ -150,6 +155,17 @@ class Arena : public std::enable_shared_from_this<Arena> {
   size_t reached_ = 0;  // memory exists up to here
   std::map<size_t, size_t> free_;                // by offset: bytes
   std::unordered_map<size_t, size_t> in_use_;    // by offset: bytes
+  std::vector<size_t> used_by_all_;              // offsets of blocks that begin with a `Tally`
 };
+
+// Stands before memory that several processes use.
+struct alignas(64) Tally {
+  std::atomic<uint32_t> users;
+};
+
+// Let go of memory behind a tally.
+inline void let_go(void* data) {
+  (static_cast<Tally*>(data) - 1)->users.fetch_sub(1);
+}
 
 }  // namespace paceline

@@ -12,21 +12,28 @@ void Queue::run(const Task& task) {
       changed_.wait(lock);
     }
   }
+  perform(lock, task, patience_);
+}
+
+void Queue::perform(std::unique_lock<std::mutex>& lock, const Task& task, const Patience& patience) {
   busy_ = true;
   lock.unlock();
-  task(patience_);
+  const auto then = task(patience);
   lock.lock();
   busy_ = false;
-  if (thread_.joinable()) {
+  if (!threads_.empty()) {
     changed_.notify_all();
   }
+  lock.unlock();
+  then();
+  lock.lock();
 }
 
 void Queue::push(Task task) {
   std::unique_lock<std::mutex> lock(mutex_);
   tasks_.push_back(std::move(task));
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] { loop(); });
+  while (threads_.size() < 2) {
+    threads_.emplace_back([this] { loop(); });
   }
   lock.unlock();
   changed_.notify_all();
@@ -39,12 +46,8 @@ bool Queue::step(std::unique_lock<std::mutex>& lock, const Patience& patience) {
   }
   const Task task = std::move(tasks_.front());
   tasks_.pop_front();
-  busy_ = true;
-  lock.unlock();
-  task(patience);
-  lock.lock();
-  busy_ = false;
-  changed_.notify_all();
+  perform(lock, task, patience);
+  changed_.notify_all();  // who waits for this very call may look again
   return true;
 }
 
@@ -67,9 +70,10 @@ void Queue::stop() {
     changed_.notify_all();
     changed_.wait(lock, [this] { return !busy_ && tasks_.empty(); });
   }
-  if (thread_.joinable()) {
-    thread_.join();
+  for (std::thread& thread : threads_) {
+    thread.join();
   }
+  threads_.clear();
 }
 
 }  // namespace paceline

@@ -1,4 +1,7 @@
-// Calls of a group in their order, run by its thread, or by a thread that waits for one of them.
+// Calls of a group in their order, one at a time, run by its threads or by a thread that waits for one of them.
+//
+// What follows a call, callbacks of futures, runs when the next call may already run, and on one of two threads: a
+// callback may wait for a later call.
 #pragma once
 
 #include <condition_variable>
@@ -6,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "waiting.hpp"
 
@@ -13,8 +17,8 @@ namespace paceline {
 
 class Queue {
  public:
-  // A call learns how long it may stay awake: a thread in the background must not take a core.
-  using Task = std::function<void(const Patience&)>;
+  // A call learns how long it may stay awake: a thread in the background must not take a core. Returns what follows.
+  using Task = std::function<std::function<void()>(const Patience&)>;
 
   explicit Queue(Patience patience) : patience_(patience) {}
   ~Queue() {
@@ -42,6 +46,7 @@ class Queue {
 
  private:
   bool step(std::unique_lock<std::mutex>& lock, const Patience& patience);
+  void perform(std::unique_lock<std::mutex>& lock, const Task& task, const Patience& patience);
   void loop();
 
   Patience patience_;
@@ -50,7 +55,7 @@ class Queue {
   std::deque<Task> tasks_;
   bool busy_ = false;
   bool stopped_ = false;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace paceline
