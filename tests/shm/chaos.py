@@ -55,9 +55,14 @@ class End(Enum):
         return signal.Signals[self.value] if self.value.startswith("SIG") else None
 
     @property
+    def lives_on(self) -> bool:
+        """Return whether the process is still there, so that the timeout of its group may have to tell the others."""
+        return self in (End.STOP, End.DESTROY)
+
+    @property
     def timeout_s(self) -> float:
-        """Return the timeout of the group: where the rank lives on, that is what tells the others."""
-        return _SHORT_S if self in (End.STOP, End.DESTROY) else 60
+        """Return the timeout of the group."""
+        return _SHORT_S if self.lives_on else 60
 
 
 @dataclass(frozen=True)
@@ -92,17 +97,21 @@ class Outcome:
     left: list[str] = field(default_factory=list)
 
     def faults(self, case: Case, bound_s: float) -> list[str]:
-        """Return what should not be so."""
+        """Return what should not be so; `bound_s` is how soon ranks must be told."""
         found = list(self.hanging)
         found += [f"left behind: {name}" for name in self.left]
-        for rank in set(range(case.size)) - {case.victim}:
+        bound_s += case.end.timeout_s if case.end.lives_on else 0
+        others = set(range(case.size)) - {case.victim}
+        for rank in others:
             told, again = self.errors.get(rank), self.again.get(rank)
             where = f"rank {rank}, in {self.doing.get(rank)}"
+            # A group of two may be without the victim, and lose the other one only once that one was told.
+            causes = others | {case.victim} if self.doing.get(rank, "").startswith("_pair") else {case.victim}
             if told is None:
                 found.append(f"{where}, was told nothing")
-            elif not re.search(rf"\b[Rr]ank {case.victim}\b", told):
+            elif not any(re.search(rf"\b[Rr]ank {cause}\b", told) for cause in causes - {rank}):
                 found.append(f"{where}, was not told that rank {case.victim} ended: {told}")
-            elif self.delays[rank] > bound_s + (_SHORT_S if case.end.timeout_s == _SHORT_S else 0):
+            elif self.delays[rank] > bound_s:
                 found.append(f"{where}, was told after {self.delays[rank]:.2f} s: {told}")
             if again is not None and "DistBackendError" not in again:
                 found.append(f"{where}, at its next call: {again}")
@@ -162,7 +171,7 @@ def _watch(case: Case, directory: Path, pipes: list[Connection], processes: list
     for rank in others:
         state = "hangs at its end" if rank in outcome.errors else "hangs"
         outcome.hanging.append(_stack(directory, rank, processes[rank], state))
-    if case.end.timeout_s == _SHORT_S:
+    if case.end.lives_on:
         victim.kill()
     for rank, process in enumerate(processes):
         if rank not in others:
