@@ -46,7 +46,7 @@ def unavailable() -> str | None:
 def describe(group: dist.ProcessGroup) -> str:
     """Return how the ranks of a group exchange tensors on CPUs, in words for people."""
     if isinstance(group, _portable_type()):
-        return "shared memory (in Python: there is no compiler)"
+        return "shared memory (in pure Python)"
     backend = group._get_backend(torch.device("cpu"))
     if isinstance(backend, ProcessGroupGloo):
         return "gloo"

@@ -139,7 +139,7 @@ WorkPointer Group::start(const Plan& plan, Calls calls) {
       members_.check_usable();
       calls(collectives_, mine);
     } catch (const std::exception& exception) {
-      members_.fail(exception.what());
+      members_.fail(reason_of(exception));
       error = std::current_exception();
     }
     return [work, error] { work->complete(error); };
@@ -173,6 +173,9 @@ WorkPointer Group::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opt
 
 WorkPointer Group::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor tensor = only(tensors);
+  if (tensor.is_sparse()) {
+    return sum_sparse(tensor, options);
+  }
   Plan plan = this->plan(OpType::ALLREDUCE, Kind::kAllReduce, {tensor}, {tensor}, options);
   const auto [reduction, factor] = parse(options.reduceOp);
   plan.reduction = reduction;
@@ -213,11 +216,43 @@ WorkPointer Group::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCo
   });
 }
 
-WorkPointer Group::allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) {
-  C10_THROW_ERROR(
-      NotImplementedError,
-      "shared memory: sparse tensors are not added up. Call to_dense() first, or make a group with the backend gloo "
-      "for them (torch.distributed.new_group(backend='gloo'))");
+WorkPointer Group::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return sum_sparse(only(tensors), options);
+}
+
+// Ranks may hold different numbers of entries: they gather all of them, and each adds up.
+WorkPointer Group::sum_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options) {
+  TORCH_CHECK_VALUE(
+      tensor.is_sparse() && options.reduceOp.op_ == c10d::ReduceOp::SUM,
+      "shared memory: of sparse tensors only the sum is defined, of COO ones; call to_dense() for others");
+  const Plan plan = this->plan(OpType::_ALLREDUCE_SPARSE, Kind::kAllGather, {}, {}, options);
+  return start(plan, [tensor, size = size_](Collectives& collectives, Call call) {
+    const at::Tensor given = tensor.coalesce();
+    const auto gather = [&](const at::Tensor& part, const Tensors& parts) {
+      call.bytes = sum_of_bytes(parts);
+      call.dtype = part.scalar_type();
+      collectives.all_gather(call, bytes_of(part), bytes_of(parts));
+    };
+    const at::Tensor indices = given._indices().contiguous();
+    const at::Tensor values = given._values().contiguous();
+    Tensors counts;
+    for (int rank = 0; rank < size; ++rank) {
+      counts.push_back(at::empty({1}, at::kLong));
+    }
+    gather(at::full({1}, given._nnz(), at::kLong), counts);
+    Tensors all_indices;
+    Tensors all_values;
+    for (const at::Tensor& count : counts) {
+      std::vector<int64_t> shape = values.sizes().vec();
+      shape[0] = count.item<int64_t>();
+      all_indices.push_back(at::empty({indices.size(0), shape[0]}, indices.options()));
+      all_values.push_back(at::empty(shape, values.options()));
+    }
+    gather(indices, all_indices);
+    gather(values, all_values);
+    const auto sum = at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), given.sizes(), given.options());
+    tensor.copy_(sum.coalesce());
+  });
 }
 
 WorkPointer Group::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {

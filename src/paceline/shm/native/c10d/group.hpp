@@ -101,7 +101,7 @@ class Group : public c10d::Backend {
     try {
       action();
     } catch (const std::exception& error) {
-      members_.fail(error.what());
+      members_.fail(reason_of(error));
       throw;
     }
   }
@@ -124,6 +124,7 @@ class Group : public c10d::Backend {
   Plan plan(c10d::OpType type, Kind kind, Tensors inputs, Tensors outputs, const Given& options) const;
   WorkPointer start(const Plan& plan, Calls calls);
   WorkPointer start_message(bool sending, Tensors& tensors, int peer, int tag, c10d::OpType type);
+  WorkPointer sum_sparse(const at::Tensor& tensor, const c10d::AllreduceOptions& options);
   void check_room(const at::Tensor& parts, const at::Tensor& part, const char* what) const;
 
   Members members_;

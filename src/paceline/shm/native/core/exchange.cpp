@@ -38,7 +38,7 @@ uint32_t Exchange::start(
   }
   Front& own = members_.own().front();
   const auto offset = members_.arena().offset(started.input.data(), started.input.bytes);
-  TORCH_INTERNAL_ASSERT(offset.has_value() || kind == Kind::kBarrier);
+  TORCH_INTERNAL_ASSERT(offset.has_value() || started.input.bytes == 0);
   own.notices[started_ % kNotices] = {
       offset.value_or(0), started.input.bytes, static_cast<int32_t>(kind), static_cast<int32_t>(dtype)};
   held_.push_back(started);

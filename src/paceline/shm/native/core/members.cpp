@@ -31,6 +31,11 @@ std::shared_ptr<Mapping> map_arena(int fd) {
 
 }  // namespace
 
+std::string reason_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return ours == nullptr ? error.what() : ours->what_without_backtrace();
+}
+
 Members::Members(int rank, std::vector<Peer> peers, std::shared_ptr<Arena> arena)
     : rank_(rank), peers_(std::move(peers)), arena_(std::move(arena)) {
   for (const Peer& peer : peers_) {

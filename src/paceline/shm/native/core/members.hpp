@@ -22,6 +22,9 @@ struct Peer {
   int64_t global_rank;
 };
 
+// What an error says, without where in our code it was raised.
+std::string reason_of(const std::exception& error);
+
 using Deadline = Clock::time_point;
 
 class Members {

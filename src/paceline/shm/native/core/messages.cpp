@@ -324,6 +324,9 @@ void Messages::look_up(Done& done) {
       for (const auto& kept : kept_[rank]) {
         if (kept->claimed != nullptr) {
           members_.check([&](int other) { return other == rank; }, title(*kept->claimed, false));
+          if (now > kept->claimed->deadline) {
+            members_.throw_late(rank, title(*kept->claimed, false), kept->claimed->timeout);
+          }
         }
       }
     }
@@ -343,7 +346,7 @@ void Messages::look_up(Done& done) {
       }
     }
   } catch (const std::exception& error) {
-    members_.fail(error.what());
+    members_.fail(reason_of(error));
     fail_all(done, std::current_exception());
   }
 }
@@ -424,22 +427,29 @@ void Messages::loop() {
   Done done;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopped_) {
+    if (!done.empty()) {
+      lock.unlock();
+      finish(done);
+      lock.lock();
+      continue;
+    }
     if (under_way_ == 0 || waiting_ > 0) {
       idle_.wait(lock);
       continue;
     }
     const uint32_t seen = doorbell.value.load();
-    const bool moved = drive(done);
-    lock.unlock();
-    finish(done);
-    if (!moved) {
-      doorbell.sleep(seen, kNap);
+    if (drive(done)) {
+      continue;
     }
+    lock.unlock();
+    doorbell.sleep(seen, kNap);
     lock.lock();
-    if (!moved && doorbell.value.load() == seen && !drive(done)) {
+    if (doorbell.value.load() == seen && !drive(done)) {
       look_up(done);
     }
   }
+  lock.unlock();
+  finish(done);
 }
 
 }  // namespace paceline
