@@ -161,3 +161,20 @@ def test_a_group_destroyed_with_calls_under_way_leaves_nobody_waiting(world, imp
             assert "rank 0" in str(error)
     dist.destroy_process_group(group)
     dist.barrier()
+
+
+@every_implementation
+@ranks(2, backend="gloo")
+def test_messages_end_with_an_error_though_nobody_waits_for_them(world, implementation):
+    group = _group(world, implementation)
+    if world.rank == 0:
+        dist.barrier()
+        dist.destroy_process_group(group)
+    else:
+        received = dist.irecv(torch.ones(4), 0, group)
+        dist.barrier()
+        while not received.is_completed():
+            time.sleep(0.01)
+        with pytest.raises(dist.DistBackendError, match=r"(?i)rank 0\b"):
+            received.wait()
+    dist.barrier()
