@@ -108,6 +108,10 @@ class Exchange:
         """Return whether a tensor is a part of one that `common` made."""
         return bool(self._native.is_common(self._backend, x))
 
+    def bytes_in_use(self) -> int:
+        """Return how much of its shared memory this process has given out."""
+        return int(self._native.bytes_in_use(self._backend))
+
     def pack(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         """Concatenate tensors: [n] in shared memory."""
         whole = self.empty(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)

@@ -36,8 +36,7 @@ c10::intrusive_ptr<c10d::Backend> create_group(
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
-      .def(py::init<int, size_t>(), py::arg("fd"), py::arg("bytes"))
-      .def("bytes_in_use", &Arena::bytes_in_use);
+      .def(py::init<int, size_t>(), py::arg("fd"), py::arg("bytes"));
   m.def("window_bytes", &paceline::Window::bytes, py::arg("size"));
   m.def(
       "create_group",

@@ -495,7 +495,7 @@ WorkPointer Group::start_message(bool sending, Tensors& tensors, int peer, int t
   message->timeout = timeout_;
   message->finish = [work, tensor, flat, from = message.get()](std::exception_ptr error) {
     if (!error && !flat.is_same(tensor)) {
-      const at::NoGradGuard no_grad;
+      const c10::InferenceMode any_tensor;
       tensor.copy_(flat);
     }
     work->set_source(from->peer);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/irange.h>
 
 #include <vector>
@@ -75,6 +76,7 @@ class Landing {
   }
   void settle() const {
     if (!flat_.is_same(target_)) {
+      const c10::InferenceMode any_tensor;  // also one that was made in inference mode may be written to
       target_.copy_(flat_);
     }
   }

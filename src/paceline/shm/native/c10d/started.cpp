@@ -125,6 +125,10 @@ void bind_started(pybind11::module& module) {
       py::arg("backend"),
       py::call_guard<py::gil_scoped_release>());
   module.def("make_common", &make_common, py::arg("backend"), py::arg("size"), py::arg("dtype"));
+  module.def(
+      "bytes_in_use",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) { return group_of(backend)->arena().bytes_in_use(); },
+      py::arg("backend"));
   module.def("is_common", &is_common, py::arg("backend"), py::arg("tensor"));
   module.def("open_common", &open_common, py::arg("backend"), py::arg("offset"), py::arg("size"), py::arg("dtype"));
   module.def(

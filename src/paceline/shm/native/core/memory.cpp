@@ -112,7 +112,8 @@ std::optional<uint64_t> Arena::offset(const void* data, size_t bytes) const {
   return static_cast<const char*>(data) - mapping_.data();
 }
 
-size_t Arena::bytes_in_use() const {
+size_t Arena::bytes_in_use() {
+  sweep();
   std::lock_guard<std::mutex> lock(mutex_);
   size_t sum = 0;
   for (const auto& [offset, bytes] : in_use_) {

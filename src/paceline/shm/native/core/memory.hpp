@@ -140,7 +140,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::shared_ptr<void> allocate_for_all(size_t bytes, uint32_t users);
   bool is_for_all(const void* data) const;
   std::optional<uint64_t> offset(const void* data, size_t bytes) const;
-  size_t bytes_in_use() const;
+  size_t bytes_in_use();
 
  private:
   size_t take(size_t bytes);

@@ -198,7 +198,7 @@ void check_reduction(Reduction reduction, c10::ScalarType dtype) {
   if (reduction == Reduction::SUM || reduction == Reduction::PRODUCT) {
     possible = true;
   } else if (reduction == Reduction::AVG) {
-    possible = dtype != c10::kBool;
+    possible = !c10::isIntegralType(dtype, /*includeBool=*/true);
   } else if (reduction == Reduction::MIN || reduction == Reduction::MAX) {
     possible = !c10::isComplexType(dtype);
   } else if (is_bitwise(reduction)) {
