@@ -23,6 +23,7 @@ def _ones(*shape, dtype=torch.float32):
 # What both of two ranks call.
 REFUSED = {
     "bits of floats": lambda group, rank: dist.all_reduce(_ones(3), ReduceOp.BAND, group),
+    "a mean of integers": lambda group, rank: dist.all_reduce(_ones(3, dtype=torch.int32), ReduceOp.AVG, group),
     "a list too short": lambda group, rank: dist.all_gather([_ones(3)], _ones(3), group),
     "an output too small": lambda group, rank: dist.all_gather_single(_ones(5), _ones(3), group),
     "an input too small": lambda group, rank: dist.reduce_scatter_single(_ones(3), _ones(5), group=group),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed import ReduceOp
 
@@ -134,11 +135,14 @@ def reduced(op: ReduceOp.RedOpType, terms: Sequence[torch.Tensor]) -> Want:
             total = _combined(op, total, term)
         return Want(total)
     wide = [_wide(term) for term in terms]
-    total = wide[0]
-    for term in wide[1:]:
+    # Of float64 no tensor type is wider, and its own roundings would be taken for those of the call.
+    exact = [np.asarray(term.numpy(), np.longdouble) for term in terms] if first.dtype == torch.float64 else wide
+    total = exact[0]
+    for term in exact[1:]:
         total = total * term if op == ReduceOp.PRODUCT else total + term
     if op == ReduceOp.AVG:
         total = total / count
+    total = total if isinstance(total, torch.Tensor) else torch.as_tensor(np.asarray(total, np.float64))
     value = total.to(first.dtype)
     if count <= 2:
         return Want(value)

@@ -21,9 +21,12 @@ _TRUTH: _Steps = {
     "BOR": torch.logical_or,
     "BXOR": torch.logical_xor,
 }
-_SUMS: _Steps = {"SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul}
-_NUMBERS: _Steps = {**_SUMS, "MIN": torch.minimum, "MAX": torch.maximum}
-_INTEGERS: _Steps = {**_NUMBERS, "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+_SUMS: _Steps = {"SUM": torch.add, "PRODUCT": torch.mul}
+_MEANS: _Steps = {**_SUMS, "AVG": torch.add}
+_ORDER: _Steps = {"MIN": torch.minimum, "MAX": torch.maximum}
+_BITS: _Steps = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+_NUMBERS: _Steps = {**_MEANS, **_ORDER}
+_INTEGERS: _Steps = {**_SUMS, **_ORDER, **_BITS}
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 # The types that PyTorch itself adds.
@@ -31,7 +34,7 @@ _KNOWN: dict[torch.dtype, _Steps] = {
     torch.bool: _TRUTH,
     **dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), _INTEGERS),
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32, torch.float64), _NUMBERS),
-    **dict.fromkeys((torch.complex64, torch.complex128), _SUMS),
+    **dict.fromkeys((torch.complex64, torch.complex128), _MEANS),
 }
 
 
@@ -67,7 +70,6 @@ class Reduction:
         else:
             total = result.copy_(first)
         if self.name == "AVG":
-            is_whole = not (total.is_floating_point() or total.is_complex())
-            total.div_(len(parts), rounding_mode="trunc" if is_whole else None)
+            total.div_(len(parts))
         if total is not result:
             result.copy_(total)
