@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -23,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.ranks import ranks
-from tests.shm.implementations import Implementation, every_implementation
+from tests.shm.implementations import Implementation, every_implementation, needs_native
 
 _WIDTH = 24
 
@@ -216,10 +217,11 @@ def test_ddp(world, implementation, tmp_path):
     _same_as_gloo(world, implementation, tmp_path, *runs)
 
 
-@every_implementation
+@needs_native
+@pytest.mark.usefixtures("native_part")
 @ranks(2, backend="gloo")
-def test_ddp_with_sparse_gradients(world, implementation, tmp_path):
-    _same_as_gloo(world, implementation, tmp_path, _ddp_with_sparse_gradients)
+def test_ddp_with_sparse_gradients(world, tmp_path):
+    _same_as_gloo(world, Implementation.NATIVE, tmp_path, _ddp_with_sparse_gradients)
 
 
 @every_implementation
