@@ -121,8 +121,10 @@ WorkPointer Group::start(const Plan& plan, Calls calls) {
   const auto& example = plan.outputs.empty() ? plan.inputs : plan.outputs;
   if (!example.empty()) {
     call.dtype = example[0].scalar_type();
-    check_tensors(plan.inputs, call.dtype);
-    check_tensors(plan.outputs, call.dtype);
+    if (plan.type != OpType::_ALLREDUCE_SPARSE) {
+      check_tensors(plan.inputs, call.dtype);
+      check_tensors(plan.outputs, call.dtype);
+    }
   }
   if (call.reduction != Reduction::UNUSED) {
     check_reduction(call.reduction, call.dtype);
@@ -225,7 +227,7 @@ WorkPointer Group::sum_sparse(const at::Tensor& tensor, const c10d::AllreduceOpt
   TORCH_CHECK_VALUE(
       tensor.is_sparse() && options.reduceOp.op_ == c10d::ReduceOp::SUM,
       "shared memory: of sparse tensors only the sum is defined, of COO ones; call to_dense() for others");
-  const Plan plan = this->plan(OpType::_ALLREDUCE_SPARSE, Kind::kAllGather, {}, {}, options);
+  const Plan plan = this->plan(OpType::_ALLREDUCE_SPARSE, Kind::kAllGather, {}, {tensor}, options);
   return start(plan, [tensor, size = size_](Collectives& collectives, Call call) {
     const at::Tensor given = tensor.coalesce();
     const auto gather = [&](const at::Tensor& part, const Tensors& parts) {
