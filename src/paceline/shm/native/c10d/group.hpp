@@ -136,4 +136,10 @@ class Group : public c10d::Backend {
   uint64_t sequence_ = 0;
 };
 
+template <typename Given>
+Group::Plan Group::plan(c10d::OpType type, Kind kind, Tensors inputs, Tensors outputs, const Given& options) const {
+  const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
+  return {type, kind, std::move(inputs), std::move(outputs), timeout, options.asyncOp};
+}
+
 }  // namespace paceline

@@ -5,6 +5,7 @@
 // sending; one that nobody has asked for yet is kept until somebody does.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <list>
@@ -12,7 +13,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <condition_variable>
 #include <vector>
 
 #include "members.hpp"
@@ -20,6 +20,8 @@
 namespace paceline {
 
 constexpr int kAnySource = -1;
+
+std::exception_ptr error_of(const std::string& text);
 
 // A send or receive under way.
 struct Message {
