@@ -38,7 +38,7 @@ def test_accelerate_trains_on_the_group_that_it_is_given(world: World) -> None:
 
     class Noted(nn.parallel.DistributedDataParallel):
         def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed on as they came
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:

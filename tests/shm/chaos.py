@@ -31,6 +31,7 @@ import torch.distributed as dist
 from paceline.shm import Exchange
 from tests.ranks import PRELOAD
 from tests.shm.implementations import Implementation
+from tests.shm.values import packed
 
 _READY_S = 60.0
 _ERROR_S = 20.0  # after that a rank counts as one that hangs
@@ -209,7 +210,7 @@ def _rank(case: Case, rank: int, directory: str, pipe: Connection, environment: 
                 pipe.send(time.monotonic())
                 _end(case.end)
             hammer.strike()
-    except Exception as error:
+    except Exception as error:  # whatever it is, the parent judges it
         at = time.monotonic()
         if rank == case.victim:
             raise
@@ -217,7 +218,7 @@ def _rank(case: Case, rank: int, directory: str, pipe: Connection, environment: 
     try:
         hammer.strike_again()
         pipe.send({"again": "no error"})
-    except Exception as error:
+    except Exception as error:  # as above
         pipe.send({"again": f"{type(error).__name__}: {error}"})
     dist.destroy_process_group()
 
@@ -325,8 +326,8 @@ class _Hammer:
     def _started(self, size: int) -> None:
         if self._exchange is None:
             return
-        packed = self._exchange.pack([self._tensors[size], self._tensors[_SIZES[0]]])
-        started = [self._exchange.all_gather(self._tensors[size]), self._exchange.all_reduce_in_place(packed)]
+        bucket = packed(self._exchange, [self._tensors[size], self._tensors[_SIZES[0]]])
+        started = [self._exchange.all_gather(self._tensors[size]), self._exchange.all_reduce_in_place(bucket)]
         for one in started:
             one.wait()
 

@@ -28,7 +28,7 @@ def _in_threads(count, call):
     def guarded(n):
         try:
             call(n)
-        except Exception as error:
+        except Exception as error:  # raised again in the thread of the test
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=(n,)) for n in range(count)]
@@ -51,6 +51,21 @@ def test_threads_with_their_own_groups(world, implementation):
         for _ in range(50):
             dist.all_reduce(x, dist.ReduceOp.AVG, group=groups[n])
         assert x.eq(n + 1.0).all()
+
+    _in_threads(4, call)
+
+
+@every_implementation
+@ranks(2, backend="gloo")
+def test_threads_take_turns_in_one_group(world, implementation):
+    """Equal calls, so that it does not matter which of them meet."""
+    group = _group(world, implementation)
+
+    def call(_):
+        for _ in range(50):
+            x = torch.ones(1000)
+            dist.all_reduce(x, group=group)
+            assert x.eq(2).all()
 
     _in_threads(4, call)
 

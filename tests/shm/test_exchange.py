@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 from paceline.shm import Exchange
 from tests.ranks import ranks
 from tests.shm.implementations import Implementation, needs_native
-from tests.shm.values import FLOATS, Spec, Want, reduced
+from tests.shm.values import FLOATS, Spec, Want, packed, reduced
 
 pytestmark = [needs_native, pytest.mark.usefixtures("native_part")]
 
@@ -46,7 +46,7 @@ class _Random:
     def start(self, exchange: Exchange):
         x = self._spec.values(self._rank)
         if self._packed:
-            x = exchange.pack(x.tensor_split(3))
+            x = packed(exchange, x.tensor_split(3))
         if self._kind == "reduce_scatter":
             return exchange.reduce_scatter(x, self._sizes)
         return getattr(exchange, self._kind)(x.view(self._size, -1) if self._kind == "all_to_all" else x)
@@ -107,7 +107,7 @@ def test_programs_of_three_ranks(world):
 @ranks(2, backend="gloo")
 def test_what_is_packed_becomes_the_sum_itself(world):
     _, exchange = _exchange(world)
-    x = exchange.pack([torch.ones(300_000), torch.zeros(5)])
+    x = packed(exchange, [torch.ones(300_000), torch.zeros(5)])
     assert exchange.all_reduce_in_place(x).wait().data_ptr() == x.data_ptr()
     assert torch.equal(x, torch.cat([torch.full((300_000,), 2.0), torch.zeros(5)]))
 
@@ -115,7 +115,7 @@ def test_what_is_packed_becomes_the_sum_itself(world):
 @ranks(2, backend="gloo")
 def test_inputs_stay_as_they_are(world):
     _, exchange = _exchange(world)
-    for x in (torch.ones(100_000), exchange.pack([torch.ones(100_000)])):
+    for x in (torch.ones(100_000), packed(exchange, [torch.ones(100_000)])):
         started = [
             exchange.all_reduce(x),
             exchange.reduce_scatter(x, [20_000, 30_000]),
@@ -132,7 +132,7 @@ def test_memory_does_not_grow(world):
     _, exchange = _exchange(world)
     kept = []
     for n in range(200):
-        x = exchange.pack([torch.full((250_000,), float(n))])
+        x = packed(exchange, [torch.full((250_000,), float(n))])
         kept.append(exchange.all_gather(exchange.all_reduce(x).wait()).wait().data_ptr())
     assert len(set(kept)) < 20
 

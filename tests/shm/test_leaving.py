@@ -91,6 +91,6 @@ def _rank(implementation: Implementation, name: str, rank: int, size: int, store
     try:
         _call(name, rank, size, dist.group.WORLD)
         pipe.send("done")
-    except Exception as error:
+    except Exception as error:  # whatever it is, the parent judges it
         pipe.send(f"{type(error).__name__}: {error}")
     os._exit(0)

@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed import ReduceOp
+
+from paceline.shm import Exchange
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -176,3 +179,9 @@ def bits(x: torch.Tensor) -> torch.Tensor:
         x = x.view(torch.uint8)  # copying would make any byte 0 or 1
     # A single element counts as contiguous whatever its stride, so this copies.
     return x.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+def packed(exchange: Exchange, tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors, one after the other, in shared memory."""
+    room = exchange.empty(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
+    return torch.cat([tensor.flatten() for tensor in tensors], out=room)

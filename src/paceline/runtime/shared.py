@@ -58,12 +58,12 @@ class SharedBinding:
             case collectives.all_reduce:
                 return self._call("all_reduce", self._exchange.all_reduce, x)
             case collectives.all_reduce_in_place:
-                bucket = self._in_room(_members(x), node)
+                bucket = self._in_room(_members(x))
                 return self._call("all_reduce_in_place", self._exchange.all_reduce_in_place, bucket)
             case collectives.reduce_scatter:
                 members = _members(x)
                 sizes = [member.meta["val"].shape[1] for member in members]
-                bucket = self._in_room(members, node)
+                bucket = self._in_room(members)
                 return self._call("reduce_scatter", self._exchange.reduce_scatter, bucket, sizes)
             case collectives.all_gather:
                 return self._gather(_members(x))
@@ -94,7 +94,7 @@ class SharedBinding:
             with self._graph.inserting_before(place):
                 self._call("fence", self._exchange.fence)
 
-    def _in_room(self, members: Sequence[Node], reader: Node) -> Node:
+    def _in_room(self, members: Sequence[Node]) -> Node:
         """Return one flat tensor in shared memory that holds the members, one after the other."""
         order = {node: place for place, node in enumerate(self._graph.nodes)}
         makers = [_product_behind(member) or member for member in members]

@@ -23,12 +23,14 @@ from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroupGloo, S
 from paceline.errors import LaunchError
 from paceline.shm import build
 from paceline.shm.hosts import Layout, layout
+from paceline.shm.portable import PortableGroup
 
 BACKEND = "shm"
 CHOICE = "PACELINE_SHM"
 """Environment variable: `native` or `portable` allow one implementation only."""
 
 _NATIVE, _PORTABLE = "native", "portable"
+_MOST_ADDRESSES = 1 << 40  # of an arena: a process maps those of all its peers, and addresses have 47 bits
 
 
 def unavailable() -> str | None:
@@ -45,7 +47,7 @@ def unavailable() -> str | None:
 
 def describe(group: dist.ProcessGroup) -> str:
     """Return how the ranks of a group exchange tensors on CPUs, in words for people."""
-    if isinstance(group, _portable_type()):
+    if isinstance(group, PortableGroup):
         return "shared memory (in pure Python)"
     backend = group._get_backend(torch.device("cpu"))
     if isinstance(backend, ProcessGroupGloo):
@@ -62,30 +64,59 @@ def create(options: Any, _: object) -> Backend | dist.ProcessGroup:
     size = options.group_size
     names = list(options.global_ranks_in_group) or list(range(size))
     seat = _Seat(options.store, options.group_rank, size, options.timeout, names)
-    reason = unavailable()
-    module = None
-    if reason is None and os.environ.get(CHOICE) != _PORTABLE:
-        module, reason = _native()
-    means = _NATIVE if module is not None else _PORTABLE if unavailable() is None else reason
-    if means == _PORTABLE and os.environ.get(CHOICE) == _NATIVE:
-        raise LaunchError(f"{CHOICE} is {_NATIVE}, and the native part cannot be built here: {reason}.")
-    common = seat.agree(str(means))
+    means = _means()
+    common = seat.agree(means.name)
     if common not in (_NATIVE, _PORTABLE):
         seat.warn(f"ranks exchange through gloo: {common}")
         return seat.gloo(seat.store)
-    if common == _PORTABLE and reason is not None:
-        seat.warn(f"ranks of one host exchange through shared memory in pure Python, slower than it could be: {reason}")
     places = layout(PrefixStore("hosts", seat.store), seat.rank, seat.size, timeout=seat.timeout)
-    if len(places.hosts) == 1:
-        if common == _NATIVE:
-            assert module is not None
-            return _connect(module, seat)
-        group: dist.ProcessGroup = _portable_type()(seat.store, seat.rank, seat.size, seat.timeout, seat.names)
-        return group
-    if common == _PORTABLE or all(len(ranks) == 1 for ranks in places.hosts):
+    together = len(places.hosts) == 1
+    if common == _PORTABLE and not together:
+        seat.warn(
+            f"ranks exchange through gloo: shared memory within hosts is native, {means.lack or 'not on all ranks'}"
+        )
         return seat.gloo(seat.store)
-    assert module is not None
-    return _connect_hosts(module, seat, places)
+    if common == _PORTABLE:
+        if means.lack is not None:
+            seat.warn(f"ranks exchange through shared memory in pure Python, slower than it could be: {means.lack}")
+        group: dist.ProcessGroup = PortableGroup(seat.store, seat.rank, seat.size, seat.timeout, seat.names)
+        return group
+    if together:
+        return _connect(build.native(), seat)
+    if all(len(ranks) == 1 for ranks in places.hosts):
+        return seat.gloo(seat.store)
+    return _connect_hosts(build.native(), seat, places)
+
+
+@dataclass(frozen=True)
+class _Means:
+    """How this rank could exchange.
+
+    Attributes:
+        name: native, portable, or why it cannot share memory at all.
+        lack: why there is no native part, where one was wanted.
+    """
+
+    name: str
+    lack: str | None = None
+
+
+def _means() -> _Means:
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", _NATIVE, _PORTABLE):
+        raise LaunchError(f"{CHOICE} is '{choice}'; it is {_NATIVE}, {_PORTABLE}, or not set.")
+    reason = unavailable()
+    if reason is not None:
+        return _Means(reason)
+    if choice == _PORTABLE:
+        return _Means(_PORTABLE)
+    try:
+        build.native()
+    except build.BuildError as error:
+        if choice == _NATIVE:
+            raise LaunchError(f"{CHOICE} is {_NATIVE}, and the native part cannot be built here: {error}.") from error
+        return _Means(_PORTABLE, lack=str(error))
+    return _Means(_NATIVE)
 
 
 @dataclass(frozen=True)
@@ -126,22 +157,6 @@ class _Seat:
             warnings.warn(f"paceline: {text}", RuntimeWarning, stacklevel=2)
 
 
-@cache
-def _native() -> tuple[ModuleType | None, str | None]:
-    """Return the native module, or why there is none."""
-    try:
-        return build.native(), None
-    except build.BuildError as error:
-        return None, str(error)
-
-
-@cache
-def _portable_type() -> Any:
-    from paceline.shm.portable import PortableGroup  # rarely needed
-
-    return PortableGroup
-
-
 @dataclass(frozen=True)
 class _Arena:
     """This process's memory that its peers can read; it lasts as long as the process."""
@@ -153,7 +168,7 @@ class _Arena:
 @cache
 def _arena(module: ModuleType) -> _Arena:
     fd = os.memfd_create("paceline-arena", os.MFD_CLOEXEC)
-    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _MOST_ADDRESSES)
     os.ftruncate(fd, size)  # addresses; memory comes with use
     return _Arena(fd, module.Arena(fd, size))
 

@@ -111,8 +111,3 @@ class Exchange:
     def bytes_in_use(self) -> int:
         """Return how much of its shared memory this process has given out."""
         return int(self._native.bytes_in_use(self._backend))
-
-    def pack(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-        """Concatenate tensors: [n] in shared memory."""
-        whole = self.empty(sum(tensor.numel() for tensor in tensors), tensors[0].dtype)
-        return torch.cat(list(tensors), dim, out=whole)

@@ -53,7 +53,7 @@ def _process(act: Callable[..., str], rank: int, size: int, path: str, said: Con
         store = dist.FileStore(path, size)
         group = PortableGroup(store, rank, size, timedelta(seconds=30), range(10, 10 + size))
         said.send(act(group, rank))
-    except Exception as error:
+    except Exception as error:  # whatever it is, the parent judges it
         said.send(f"{type(error).__name__}: {error}")
     os._exit(0)
 

@@ -215,7 +215,7 @@ def _open(pid: int, file: int, token: bytes, size: int) -> _Peer:
         window = Window(opened, size)
         if not window.is_signed(token):
             raise ValueError("it does not hold the token that was given out")
-    except BaseException:
+    except BaseException:  # an interrupt too: the descriptor is nobody else's
         os.close(process)
         raise
     finally:

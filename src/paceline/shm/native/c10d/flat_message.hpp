@@ -25,7 +25,7 @@ class FlatMessage final : public c10d::Work {
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
   // What `wait` is to wait for, and where it puts what arrives.
-  void start(c10::intrusive_ptr<c10d::Work> inner, std::optional<Destination> landing) {
+  void start(c10::intrusive_ptr<c10d::Work> inner, std::optional<Landing> landing) {
     inner_ = std::move(inner);
     landing_ = std::move(landing);
   }
@@ -77,10 +77,10 @@ class FlatMessage final : public c10d::Work {
       inner_->wait(timeout);
       if (landing_) {
         const at::AutoDispatchBelowADInplaceOrView below;
-        landing_->deliver();
+        landing_->settle();
       }
     } catch (const std::exception& error) {
-      const auto text = c10::str(what_, " failed: ", message_of(error));
+      const auto text = c10::str(what_, " failed: ", reason_of(error));
       failed = std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text));
     }
     if (failed) {
@@ -95,7 +95,7 @@ class FlatMessage final : public c10d::Work {
   at::Tensor tensor_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10d::Work> inner_;
-  std::optional<Destination> landing_;
+  std::optional<Landing> landing_;
   std::mutex starting_;
   bool watched_ = false;
 };

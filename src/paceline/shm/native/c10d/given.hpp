@@ -1,5 +1,7 @@
-// Checks of what a call is given, and what its reduction means.
+// What a call is given: checks, and how it is planned.
 #pragma once
+
+#include <c10/util/Exception.h>
 
 #include <optional>
 #include <utility>
@@ -35,6 +37,23 @@ inline uint64_t sum_of_bytes(const Tensors& tensors) {
     sum += tensor.nbytes();
   }
   return sum;
+}
+
+template <typename Given>
+Group::Plan Group::plan(c10d::OpType type, Kind kind, const Given& options) const {
+  return {type, kind, options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout, options.asyncOp};
+}
+
+template <typename Given>
+Group::Plan Group::plan(c10d::OpType type, Kind kind, Tensors inputs, Tensors outputs, const Given& options) const {
+  Plan plan = this->plan(type, kind, options);
+  const Tensors& given = outputs.empty() ? inputs : outputs;
+  plan.dtype = given.empty() ? at::kByte : given[0].scalar_type();
+  check_tensors(inputs, plan.dtype);
+  check_tensors(outputs, plan.dtype);
+  plan.inputs = std::move(inputs);
+  plan.outputs = {std::move(outputs)};
+  return plan;
 }
 
 static_assert(static_cast<uint8_t>(Reduction::PREMUL_SUM) == c10d::ReduceOp::PREMUL_SUM);

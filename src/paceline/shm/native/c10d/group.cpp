@@ -1,6 +1,6 @@
 #include "group.hpp"
 
-#include <ATen/core/grad_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -65,14 +65,7 @@ WorkPointer Group::start(const Plan& plan, Calls calls) {
   call.root = plan.root;
   TORCH_CHECK_VALUE(
       plan.root < size_, "shared memory: rank ", plan.root, " as root; the group has ", size_, " ranks");
-  const auto& example = plan.outputs.empty() ? plan.inputs : plan.outputs;
-  if (!example.empty()) {
-    call.dtype = example[0].scalar_type();
-    if (plan.type != OpType::_ALLREDUCE_SPARSE) {
-      check_tensors(plan.inputs, call.dtype);
-      check_tensors(plan.outputs, call.dtype);
-    }
-  }
+  call.dtype = plan.dtype;
   if (call.reduction != Reduction::UNUSED) {
     check_reduction(call.reduction, call.dtype);
   }
@@ -84,7 +77,7 @@ WorkPointer Group::start(const Plan& plan, Calls calls) {
     mine.patience = patience;
     std::exception_ptr error;
     try {
-      const at::NoGradGuard no_grad;
+      const at::AutoDispatchBelowADInplaceOrView below;
       members_.check_usable();
       calls(collectives_, mine);
     } catch (const std::exception& exception) {
@@ -116,7 +109,8 @@ WorkPointer Group::start_message(bool sending, Tensors& tensors, int peer, int t
       "shared memory: rank ", rank_, " of ", size_, " exchanges messages with another rank of the group, not with ", peer);
   const auto flat = sending ? plain(tensor) : Landing(tensor).flat();
   const auto work = c10::make_intrusive<SharedWork>(
-      rank_, type, sending ? "shm:send" : "shm:recv", Tensors{tensor}, sending ? Tensors{} : Tensors{tensor}, ++sequence_);
+      rank_, type, sending ? "shm:send" : "shm:recv", Tensors{tensor}, 
+      std::vector<Tensors>{sending ? Tensors{} : Tensors{tensor}}, ++sequence_);
   const auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = tag;
@@ -125,7 +119,7 @@ WorkPointer Group::start_message(bool sending, Tensors& tensors, int peer, int t
   message->timeout = timeout_;
   message->finish = [work, tensor, flat, from = message.get()](std::exception_ptr error) {
     if (!error && !flat.is_same(tensor)) {
-      const c10::InferenceMode any_tensor;
+      const at::AutoDispatchBelowADInplaceOrView below;
       tensor.copy_(flat);
     }
     work->set_source(from->peer);

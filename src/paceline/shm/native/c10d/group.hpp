@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -112,14 +113,18 @@ class Group : public c10d::Backend {
   struct Plan {
     c10d::OpType type;
     Kind kind;
-    Tensors inputs;
-    Tensors outputs;
     std::chrono::milliseconds timeout;
     bool asynchronous;
+    Tensors inputs;
+    std::vector<Tensors> outputs;
+    at::ScalarType dtype = at::kByte;
     Reduction reduction = Reduction::UNUSED;
     int root = -1;
   };
 
+  template <typename Given>
+  Plan plan(c10d::OpType type, Kind kind, const Given& options) const;
+  // The same, of dense tensors of one type.
   template <typename Given>
   Plan plan(c10d::OpType type, Kind kind, Tensors inputs, Tensors outputs, const Given& options) const;
   WorkPointer start(const Plan& plan, Calls calls);
@@ -133,13 +138,7 @@ class Group : public c10d::Backend {
   Exchange exchange_;
   Queue queue_;
   std::chrono::milliseconds timeout_;
-  uint64_t sequence_ = 0;
+  std::atomic<uint64_t> sequence_{0};
 };
-
-template <typename Given>
-Group::Plan Group::plan(c10d::OpType type, Kind kind, Tensors inputs, Tensors outputs, const Given& options) const {
-  const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
-  return {type, kind, std::move(inputs), std::move(outputs), timeout, options.asyncOp};
-}
 
 }  // namespace paceline

@@ -76,7 +76,8 @@ WorkPointer Group::sum_sparse(const at::Tensor& tensor, const c10d::AllreduceOpt
   TORCH_CHECK_VALUE(
       tensor.is_sparse() && options.reduceOp.op_ == c10d::ReduceOp::SUM,
       "shared memory: of sparse tensors only the sum is defined, of COO ones; call to_dense() for others");
-  const Plan plan = this->plan(OpType::_ALLREDUCE_SPARSE, Kind::kAllGather, {}, {tensor}, options);
+  Plan plan = this->plan(OpType::_ALLREDUCE_SPARSE, Kind::kAllGather, options);
+  plan.outputs = {{tensor}};
   return start(plan, [tensor, size = size_](Collectives& collectives, Call call) {
     const at::Tensor given = tensor.coalesce();
     const auto gather = [&](const at::Tensor& part, const Tensors& parts) {
@@ -130,6 +131,9 @@ WorkPointer Group::allgather(
   TORCH_CHECK_VALUE(
       static_cast<int>(parts.size()) == size_,
       "shared memory: all_gather among ", size_, " ranks fills ", size_, " tensors, not ", parts.size());
+  TORCH_CHECK_VALUE(
+      parts[rank_].nbytes() == input.nbytes(),
+      "shared memory: all_gather of ", input.numel(), " elements into a tensor of ", parts[rank_].numel());
   const Plan plan = this->plan(OpType::ALLGATHER, Kind::kAllGather, {input}, parts, options);
   return start(plan, [input, parts](Collectives& collectives, Call call) {
     const at::Tensor given = plain(input);
@@ -154,7 +158,8 @@ WorkPointer Group::allgather_into_tensor_coalesced(
     check_room(outputs[index], inputs[index], "all_gather");
     check_tensors({outputs[index]}, inputs[index].scalar_type());
   }
-  const Plan plan = this->plan(OpType::_ALLGATHER_BASE, Kind::kAllGather, {}, {}, options);
+  Plan plan = this->plan(OpType::_ALLGATHER_BASE, Kind::kAllGather, options);
+  plan.outputs = {outputs};
   return start(plan, [inputs, outputs, size = size_](Collectives& collectives, Call call) {
     for (const auto index : c10::irange(inputs.size())) {
       const at::Tensor given = plain(inputs[index]);
@@ -172,7 +177,14 @@ WorkPointer Group::allgather_coalesced(
   TORCH_CHECK_VALUE(
       static_cast<int>(outputs.size()) == size_,
       "shared memory: all_gather among ", size_, " ranks fills ", size_, " lists, not ", outputs.size());
-  const Plan plan = this->plan(OpType::ALLGATHER_COALESCED, Kind::kAllGather, {}, {}, options);
+  for (const Tensors& list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "shared memory: as many outputs of each rank as inputs");
+    for (const auto index : c10::irange(inputs.size())) {
+      check_tensors({inputs[index], list[index]}, inputs[index].scalar_type());
+    }
+  }
+  Plan plan = this->plan(OpType::ALLGATHER_COALESCED, Kind::kAllGather, options);
+  plan.outputs = outputs;
   return start(plan, [inputs, outputs](Collectives& collectives, Call call) {
     for (const auto index : c10::irange(inputs.size())) {
       Tensors parts;
@@ -266,7 +278,8 @@ WorkPointer Group::reduce_scatter_tensor_coalesced(
     check_tensors({inputs[index]}, outputs[index].scalar_type());
     check_reduction(reduction, outputs[index].scalar_type());
   }
-  const Plan plan = this->plan(OpType::_REDUCE_SCATTER_BASE, Kind::kReduceScatter, {}, {}, options);
+  Plan plan = this->plan(OpType::_REDUCE_SCATTER_BASE, Kind::kReduceScatter, options);
+  plan.outputs = {outputs};
   return start(
       plan,
       [inputs, outputs, size = size_, reduction = reduction, factor = factor](Collectives& collectives, Call call) {
@@ -318,13 +331,13 @@ WorkPointer Group::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllTo
 }
 
 WorkPointer Group::barrier(const c10d::BarrierOptions& options) {
-  const Plan plan = this->plan(OpType::BARRIER, Kind::kBarrier, {}, {}, options);
+  const Plan plan = this->plan(OpType::BARRIER, Kind::kBarrier, options);
   return start(plan, [](Collectives& collectives, const Call& call) { collectives.barrier(call); });
 }
 
 // The barrier names a missing rank anyway.
 void Group::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
-  Plan plan = this->plan(OpType::BARRIER, Kind::kBarrier, {}, {}, options);
+  Plan plan = this->plan(OpType::BARRIER, Kind::kBarrier, options);
   plan.asynchronous = false;
   start(plan, [](Collectives& collectives, const Call& call) { collectives.barrier(call); })->wait();
 }

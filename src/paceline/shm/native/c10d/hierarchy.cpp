@@ -72,7 +72,7 @@ Hierarchy::~Hierarchy() {
   if (PyGILState_Check()) {
     released.emplace();
   }
-  order_.drain();
+  queue_.stop();
   parts_ = {};
 }
 
@@ -171,7 +171,7 @@ void Hierarchy::run(const char* title, std::chrono::milliseconds timeout, const 
     error = failed.what();
     level = failed.level;
   } catch (const std::exception& failed) {
-    error = hosts::message_of(failed);
+    error = reason_of(failed);
   }
   const auto own =
       c10::str(title, " failed on ", names({rank_}), level ? " " + place(*level) : std::string(), ": ", error);
@@ -184,21 +184,24 @@ void Hierarchy::run(const char* title, std::chrono::milliseconds timeout, const 
 Hierarchy::WorkPointer Hierarchy::start(Plan plan, Body body) {
   const auto timeout = plan.timeout == c10d::kUnsetTimeout ? timeout_ : plan.timeout;
   const auto* title = plan.title;
-  auto task = c10::make_intrusive<hosts::Task>(
-      rank_,
-      plan.kind,
-      title,
-      plan.inputs,
-      std::move(plan.outputs),
-      ++sequence_,
-      // The inputs are the task's as long as it runs.
-      [this, title, timeout, inputs = plan.inputs, body = std::move(body)] { run(title, timeout, body); });
+  const auto work =
+      c10::make_intrusive<SharedWork>(rank_, plan.kind, title, plan.inputs, std::move(plan.outputs), ++sequence_);
+  const Queue::Task task = [this, work, title, timeout, inputs = plan.inputs, body = std::move(body)](const Patience&) {
+    std::exception_ptr error;
+    try {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      run(title, timeout, body);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    return [work, error] { work->complete(error); };
+  };
   if (plan.asynchronous) {
-    order_.run_later(task);
+    queue_.push(task);
   } else {
-    order_.run_now(task);
+    queue_.run(task);
   }
-  return task;
+  return work;
 }
 
 Hierarchy::WorkPointer Hierarchy::start_message(
@@ -215,12 +218,12 @@ Hierarchy::WorkPointer Hierarchy::start_message(
       Tensors bytes{hosts::packed(tensors)};
       message->start(flat->send(bytes, peer, tag), std::nullopt);
     } else {
-      const hosts::Destination landing(tensors.front());
-      Tensors bytes{landing.bytes()};
+      const Landing landing(tensors.front());
+      Tensors bytes{hosts::as_bytes(landing.flat())};
       message->start(peer < 0 ? flat->recvAnysource(bytes, tag) : flat->recv(bytes, peer, tag), landing);
     }
   } catch (const std::exception& error) {
-    C10_THROW_ERROR(DistBackendError, c10::str(what, " failed: ", hosts::message_of(error)));
+    C10_THROW_ERROR(DistBackendError, c10::str(what, " failed: ", reason_of(error)));
   }
   return message;
 }
@@ -253,7 +256,7 @@ void Hierarchy::abort() {
 }
 
 void Hierarchy::shutdown() {
-  order_.drain();
+  queue_.stop();
   end("it was shut down");
 }
 

@@ -16,8 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "../core/queue.hpp"
 #include "levels.hpp"
-#include "ordered.hpp"
+#include "work.hpp"
 
 namespace paceline {
 
@@ -116,7 +117,7 @@ class Hierarchy final : public c10d::Backend {
   std::mutex mutex_;  // of the two below
   hosts::Parts parts_;
   std::string ended_;
-  hosts::Order order_;
+  Queue queue_{Patience::none()};
 };
 
 void bind_hierarchy(pybind11::module& module);

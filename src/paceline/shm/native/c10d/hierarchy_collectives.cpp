@@ -4,7 +4,6 @@
 
 namespace paceline {
 
-using hosts::Destination;
 using hosts::Levels;
 using hosts::Combining;
 
@@ -37,9 +36,9 @@ Hierarchy::WorkPointer Hierarchy::broadcast(Tensors& tensors, const c10d::Broadc
           levels.broadcast(hosts::packed({tensor}), root);
           return;
         }
-        const Destination landing(tensor);
-        levels.broadcast(landing.bytes(), root);
-        landing.deliver();
+        const Landing landing(tensor);
+        levels.broadcast(hosts::as_bytes(landing.flat()), root);
+        landing.settle();
       });
 }
 
@@ -165,10 +164,10 @@ Hierarchy::WorkPointer Hierarchy::_allgather_base(
   return start(
       {OpType::_ALLGATHER_BASE, "shm:_all_gather_base", inputs, {outputs}, options.timeout, options.asyncOp},
       [this, output, input](Levels& levels) {
-        const Destination landing(output);
+        const Landing landing(output);
         const auto bytes = hosts::packed({input});
-        levels.all_gather(bytes, landing.bytes().view({size_, bytes.numel()}));
-        landing.deliver();
+        levels.all_gather(bytes, hosts::as_bytes(landing.flat()).view({size_, bytes.numel()}));
+        landing.settle();
       });
 }
 
@@ -186,10 +185,10 @@ Hierarchy::WorkPointer Hierarchy::allgather_into_tensor_coalesced(
         const auto gathered = levels.all_gather(hosts::packed(inputs));
         int64_t offset = 0;
         for (const auto& output : outputs) {
-          const Destination landing(output);
-          const int64_t bytes = landing.bytes().numel() / size_;
-          landing.bytes().view({size_, bytes}).copy_(gathered.narrow(1, offset, bytes));
-          landing.deliver();
+          const Landing landing(output);
+          const int64_t bytes = hosts::as_bytes(landing.flat()).numel() / size_;
+          hosts::as_bytes(landing.flat()).view({size_, bytes}).copy_(gathered.narrow(1, offset, bytes));
+          landing.settle();
           offset += bytes;
         }
       });
@@ -260,11 +259,11 @@ Hierarchy::WorkPointer Hierarchy::gather(
       [input, rows, call = options](Levels& levels) mutable {
         Tensors given{hosts::packed({input})};
         std::vector<Tensors> landed;
-        std::vector<Destination> landings(rows.begin(), rows.end());
+        std::vector<Landing> landings(rows.begin(), rows.end());
         if (!rows.empty()) {
           landed.emplace_back();
           for (const auto& landing : landings) {
-            landed.front().push_back(landing.bytes());
+            landed.front().push_back(hosts::as_bytes(landing.flat()));
           }
         }
         levels.flat([&](c10d::Backend& all, std::chrono::milliseconds timeout) {
@@ -272,7 +271,7 @@ Hierarchy::WorkPointer Hierarchy::gather(
           return all.gather(landed, given, call);
         });
         for (const auto& landing : landings) {
-          landing.deliver();
+          landing.settle();
         }
       });
 }
@@ -291,8 +290,8 @@ Hierarchy::WorkPointer Hierarchy::scatter(
   return start(
       {OpType::SCATTER, "shm:scatter", rows, {outputs}, options.timeout, options.asyncOp},
       [output, rows, call = options](Levels& levels) mutable {
-        const Destination landing(output);
-        Tensors landed{landing.bytes()};
+        const Landing landing(output);
+        Tensors landed{hosts::as_bytes(landing.flat())};
         std::vector<Tensors> given;
         if (!rows.empty()) {
           given.emplace_back();
@@ -304,7 +303,7 @@ Hierarchy::WorkPointer Hierarchy::scatter(
           call.timeout = timeout;
           return all.scatter(landed, given, call);
         });
-        landing.deliver();
+        landing.settle();
       });
 }
 
@@ -326,9 +325,9 @@ Hierarchy::WorkPointer Hierarchy::alltoall_base(
        options,
        output_bytes = hosts::byte_sizes(output_sizes, output, size_),
        input_bytes = hosts::byte_sizes(input_sizes, input, size_)](Levels& levels) {
-        const Destination landing(output);
-        exchange(levels, landing.bytes(), hosts::packed({input}), output_bytes, input_bytes, options);
-        landing.deliver();
+        const Landing landing(output);
+        exchange(levels, hosts::as_bytes(landing.flat()), hosts::packed({input}), output_bytes, input_bytes, options);
+        landing.settle();
       });
 }
 

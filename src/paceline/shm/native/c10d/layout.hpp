@@ -1,8 +1,10 @@
 // Tensors as plain bytes: what is not contiguous passes through a copy that is.
+//
+// Backends write tensors below autograd (`at::AutoDispatchBelowADInplaceOrView`): no graph, no version counters, and also
+// what was made in inference mode. Whoever calls this sees to it.
 #pragma once
 
 #include <ATen/ATen.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/util/irange.h>
 
 #include <vector>
@@ -76,7 +78,6 @@ class Landing {
   }
   void settle() const {
     if (!flat_.is_same(target_)) {
-      const c10::InferenceMode any_tensor;  // also one that was made in inference mode may be written to
       target_.copy_(flat_);
     }
   }

@@ -58,7 +58,7 @@ void Levels::part(Level level, std::chrono::milliseconds grace, Options options,
       work->wait();
     }
   } catch (const std::exception& error) {
-    throw PartError(level, message_of(error));
+    throw PartError(level, reason_of(error));
   }
 }
 

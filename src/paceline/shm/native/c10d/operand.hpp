@@ -7,15 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "layout.hpp"
+
 namespace paceline::hosts {
 
 using Operator = c10d::ReduceOp::RedOpType;
-
-// What an error of a part says, without the addresses of its stack.
-inline std::string message_of(const std::exception& error) {
-  const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  return ours != nullptr ? ours->what_without_backtrace() : error.what();
-}
 
 inline void check_plain(const at::Tensor& tensor, const char* title) {
   TORCH_CHECK(
@@ -36,54 +32,26 @@ inline at::Tensor as_bytes(const at::Tensor& contiguous) {
   return flattened(contiguous).view(at::kByte);
 }
 
-// A copy only where the elements do not lie side by side.
-inline at::Tensor dense(const at::Tensor& tensor) {
-  return tensor.detach().resolve_conj().resolve_neg().contiguous();
-}
-
 // The bytes of tensors, one after the other.
 inline at::Tensor packed(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() == 1) {
-    return as_bytes(dense(tensors.front()));
+    return as_bytes(plain(tensors.front()));
   }
   std::vector<at::Tensor> pieces;
   for (const auto& tensor : tensors) {
-    pieces.push_back(as_bytes(dense(tensor)));
+    pieces.push_back(as_bytes(plain(tensor)));
   }
   return at::cat(pieces);
 }
 
-// Where bytes arrive for a tensor of the user's: in it where it is contiguous, else beside it until `deliver`.
-class Destination {
- public:
-  explicit Destination(const at::Tensor& user)
-      : user_(user.detach()),
-        direct_(user.is_contiguous() && !user.is_conj() && !user.is_neg()),
-        dense_(direct_ ? user_ : at::empty(user.sizes(), user.options().memory_format(at::MemoryFormat::Contiguous))) {}
-
-  at::Tensor bytes() const {
-    return as_bytes(dense_);
-  }
-  void deliver() const {
-    if (!direct_) {
-      user_.copy_(dense_);
-    }
-  }
-
- private:
-  at::Tensor user_;
-  bool direct_;
-  at::Tensor dense_;
-};
-
 inline void unpack(const at::Tensor& bytes, const std::vector<at::Tensor>& tensors) {
   int64_t offset = 0;
   for (const auto& tensor : tensors) {
-    const Destination landing(tensor);
-    const auto into = landing.bytes();
+    const Landing landing(tensor);
+    const auto into = as_bytes(landing.flat());
     into.copy_(bytes.narrow(0, offset, into.numel()));
     offset += into.numel();
-    landing.deliver();
+    landing.settle();
   }
 }
 
@@ -124,7 +92,7 @@ class Combining {
 
   // The numbers of a tensor in one dimension: in its own memory, or in a copy if they have to be changed for the parts.
   at::Tensor numbers(const at::Tensor& tensor) const {
-    auto flat = flattened(dense(tensor));
+    auto flat = flattened(plain(tensor));
     if (type_ == at::kBool) {
       return flat.view(at::kByte);
     }

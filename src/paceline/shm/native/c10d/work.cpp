@@ -7,11 +7,13 @@ SharedWork::SharedWork(
     c10d::OpType kind,
     const char* title,
     const std::vector<at::Tensor>& inputs,
-    std::vector<at::Tensor> outputs,
+    std::vector<std::vector<at::Tensor>> outputs,
     uint64_t sequence)
     : Work(rank, kind, title, inputs),
       outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          outputs_.size() > 1 ? c10::ListType::create(c10::ListType::create(c10::TensorType::get()))
+                              : c10::ListType::create(c10::TensorType::get()))),
       sequence_(sequence) {}
 
 bool SharedWork::wait(std::chrono::milliseconds timeout) {
@@ -30,8 +32,10 @@ void SharedWork::complete(std::exception_ptr error) {
   finish(error);
   if (error) {
     future_->setError(error);
-  } else {
+  } else if (outputs_.size() > 1) {
     future_->markCompleted(c10::IValue(outputs_));
+  } else {
+    future_->markCompleted(c10::IValue(result()));
   }
 }
 

@@ -11,18 +11,18 @@ namespace paceline {
 
 class SharedWork : public c10d::Work {
  public:
-  // `help`: lets the waiting thread do what is left to do, until `isCompleted`.
+  // `outputs`: a list, or several of them; the value of the future.
   SharedWork(
       int rank,
       c10d::OpType kind,
       const char* title,
       const std::vector<at::Tensor>& inputs,
-      std::vector<at::Tensor> outputs,
+      std::vector<std::vector<at::Tensor>> outputs,
       uint64_t sequence);
 
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override {
-    return outputs_;
+    return outputs_.empty() ? std::vector<at::Tensor>{} : outputs_.front();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override {
@@ -32,6 +32,7 @@ class SharedWork : public c10d::Work {
     return source_;
   }
 
+  // `help`: lets the waiting thread do what is left to do, until `isCompleted`.
   void help_by(std::function<void()> help) {
     help_ = std::move(help);
   }
@@ -42,7 +43,7 @@ class SharedWork : public c10d::Work {
   void complete(std::exception_ptr error);
 
  private:
-  std::vector<at::Tensor> outputs_;
+  std::vector<std::vector<at::Tensor>> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::function<void()> help_;
   uint64_t sequence_;

@@ -21,10 +21,8 @@ void Queue::perform(std::unique_lock<std::mutex>& lock, const Task& task, const 
   const auto then = task(patience);
   lock.lock();
   busy_ = false;
-  if (!threads_.empty()) {
-    changed_.notify_all();
-  }
   lock.unlock();
+  changed_.notify_all();  // other threads may wait for their turn, the group's or the user's
   then();
   lock.lock();
 }
