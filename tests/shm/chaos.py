@@ -107,7 +107,10 @@ class Outcome:
             told, again = self.errors.get(rank), self.again.get(rank)
             where = f"rank {rank}, in {self.doing.get(rank)}"
             # A group of two may be without the victim, and lose the other one only once that one was told.
-            causes = others | {case.victim} if self.doing.get(rank, "").startswith("_pair") else {case.victim}
+            # In a ring each waits for its neighbour, and may lose patience before that one, which waits too, does.
+            doing = self.doing.get(rank, "")
+            indirect = doing.startswith("_pair") or (case.end.lives_on and doing.startswith(("_ring", "_pass")))
+            causes = others | {case.victim} if indirect else {case.victim}
             if told is None:
                 found.append(f"{where}, was told nothing")
             elif not any(re.search(rf"\b[Rr]ank {cause}\b", told) for cause in causes - {rank}):
