@@ -9,16 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.plan import Mesh, Plan
+    from paceline.plan import Mesh, Pin, Plan
     from paceline.program.capture import capture
     from paceline.runtime.module import ParallelModule, parallelize
     from paceline.verify.run import verify
 
 __version__ = "0.1.0"
-__all__ = ["Mesh", "ParallelModule", "Plan", "__version__", "capture", "parallelize", "verify"]
+__all__ = ["Mesh", "ParallelModule", "Pin", "Plan", "__version__", "capture", "parallelize", "verify"]
 
 _HOMES = {
     "Mesh": "paceline.plan",
+    "Pin": "paceline.plan",
     "Plan": "paceline.plan",
     "capture": "paceline.program.capture",
     "ParallelModule": "paceline.runtime.module",

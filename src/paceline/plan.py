@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from paceline.errors import PlanError, nearest
 
@@ -95,6 +95,42 @@ class Mesh:
             yield tuple(rank_at[(*fixed[:position], i, *fixed[position:])] for i in range(self[axis]))
 
 
+class Pin(NamedTuple):
+    """Where parameters must live, by the user's word; the solver takes it as given, and the rest follows.
+
+    Attributes:
+        pattern: names of parameters, with `*`, `?` and `[...]` as in names of files.
+        placements: along axes, as text that `placement` reads.
+    """
+
+    pattern: str
+    placements: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `blocks.*.qkv.weight:tp=S0/3`; several axes are `tp=S0/3,fsdp=S1`."""
+        pattern, _, listed = (part.strip() for part in text.rpartition(":"))
+        pairs = [
+            (axis.strip(), where.strip()) for axis, _, where in (part.partition("=") for part in listed.split(","))
+        ]
+        if not pattern or not all(axis and where for axis, where in pairs):
+            raise PlanError(
+                f"cannot read the pin '{text}'; write a pattern of parameter names and a placement for each axis, such "
+                "as 'blocks.*.qkv.weight:tp=S0/3'."
+            )
+        if len(dict(pairs)) != len(pairs):
+            raise PlanError(f"the pin '{text}' names an axis twice.")
+        return cls(pattern, dict(pairs))
+
+    def __str__(self) -> str:
+        return f"{self.pattern}:{self.where}"
+
+    @property
+    def where(self) -> str:
+        """The placements as text, `tp=S0/3`."""
+        return ",".join(f"{axis}={placement}" for axis, placement in self.placements.items())
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a program is split and run. The plan in a run directory (`plan.yaml`) is the one that executes.
@@ -105,12 +141,14 @@ class Plan:
             again in the backward pass (less memory), 2 keeps them (less traffic).
         bucket_bytes: small collectives are merged until a bucket holds this many bytes; 0 merges nothing.
         compile: compile the placed programs with Inductor.
+        pins: placements of parameters that the user chose; where several match a parameter, the last one counts.
     """
 
     mesh: Mesh = field(default_factory=Mesh)
     zero_stage: int = 3
     bucket_bytes: int = 4 << 20
     compile: bool = False
+    pins: tuple[Pin, ...] = ()
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (2, 3):
@@ -120,6 +158,13 @@ class Plan:
             )
         if self.bucket_bytes < 0:
             raise PlanError(f"bucket_bytes is {self.bucket_bytes}; it is a number of bytes from 0.")
+        for pin in self.pins:
+            for axis in pin.placements:
+                if axis not in self.mesh.names:
+                    raise PlanError(
+                        f"the pin '{pin}' is about the axis '{axis}', which the mesh '{self.mesh}' does not have; its "
+                        f"axes: {', '.join(self.mesh.names) or 'none'}.{nearest(axis, self.mesh.names)}"
+                    )
 
     def with_(self, **changes: Any) -> Plan:
         """Return a copy with some fields changed."""
@@ -127,7 +172,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for YAML or JSON."""
-        return {**asdict(self), "mesh": str(self.mesh)}
+        return {**asdict(self), "mesh": str(self.mesh), "pins": [str(pin) for pin in self.pins]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
@@ -140,4 +185,5 @@ class Plan:
         for key in values:
             if key not in known:
                 raise PlanError(f"unknown plan key '{key}'; known keys: {', '.join(known)}.{nearest(key, known)}")
-        return cls(**{**values, "mesh": Mesh.parse(str(values.get("mesh", "")))})
+        mesh, pins = Mesh.parse(str(values.get("mesh", ""))), tuple(map(Pin.parse, values.get("pins", ())))
+        return cls(**{**values, "mesh": mesh, "pins": pins})

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.plan import Pin
+
 
 class Launch(StrEnum):
     """Where the ranks of a mesh live."""
@@ -34,6 +36,14 @@ BackendOption = Annotated[
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the result as one JSON object; - prints it.")
 ]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="PATTERN:AXIS=PLACEMENT",
+        help="Say where parameters live, as in --pin 'blocks.*.qkv.weight:tp=S0/3'; may be repeated.",
+    ),
+]
 LaunchOption = Annotated[
     Launch | None,
     typer.Option("--launch", help="A process per rank, or all ranks in this process (the best debugger)."),
@@ -45,12 +55,27 @@ Sets = Annotated[
 
 
 def assignments(
-    sets: list[str] | None, mesh: str | None = None, launch: Launch | None = None, backend: Backend | None = None
+    sets: list[str] | None,
+    mesh: str | None = None,
+    launch: Launch | None = None,
+    backend: Backend | None = None,
+    pins: list[str] | None = None,
 ) -> list[str]:
-    """Return the overrides of a recipe that the options amount to; the special ones win over --set."""
+    """Return the overrides of a recipe that the options amount to; the special ones win over --set.
+
+    Raises:
+        PlanError: a pin cannot be read.
+    """
     special = {
         "mesh": mesh,
         "launch": launch.value if launch else None,
         "backend": backend.value if backend else None,
     }
-    return [*(sets or []), *(f"{key}={value}" for key, value in special.items() if value is not None)]
+    pinned: dict[str, list[str]] = {}
+    for pin in map(Pin.parse, pins or []):
+        pinned.setdefault(pin.pattern, []).append(pin.where)
+    return [
+        *(sets or []),
+        *(f"{key}={value}" for key, value in special.items() if value is not None),
+        *(f"plan.pins.'{pattern}'={','.join(where)}" for pattern, where in pinned.items()),
+    ]

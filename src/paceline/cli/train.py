@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import BackendOption, Launch, LaunchOption, Sets, assignments
+from paceline.cli.options import BackendOption, Launch, LaunchOption, Pins, Sets, assignments
 from paceline.cli.output import latest_run_dir, new_run_dir
 from paceline.errors import LaunchError, RecipeError
 
@@ -19,6 +19,7 @@ def train(
     ],
     mesh: Annotated[str | None, typer.Option(metavar="MESH", help="Ranks, such as dp=2 or dp=2,fsdp=2.")] = None,
     sets: Sets = None,
+    pins: Pins = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the latest run, from its last checkpoint.")
     ] = False,
@@ -45,7 +46,7 @@ def train(
     from paceline.runtime.job.world import World, check_world
     from paceline.train.recipe import load_recipe
 
-    overrides = assignments(sets, mesh, launch, backend)
+    overrides = assignments(sets, mesh, launch, backend, pins)
     loaded = load_recipe(recipe, overrides)
     inprocess = loaded.launch == Launch.INPROCESS.value
     world = World.from_environment(os.environ)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import Backend, BackendOption, JsonFile, Launch, LaunchOption, Sets, assignments
+from paceline.cli.options import Backend, BackendOption, JsonFile, Launch, LaunchOption, Pins, Sets, assignments
 from paceline.cli.output import write_json
 from paceline.errors import RecipeError
-from paceline.plan import Plan
+from paceline.plan import Pin, Plan
 
 
 class Dtype(StrEnum):
@@ -34,6 +34,7 @@ def verify(
         int | None, typer.Option(min=2, max=3, help="What fsdp does between forward and backward.")
     ] = None,
     sets: Sets = None,
+    pins: Pins = None,
     launch: LaunchOption = None,
     backend: BackendOption = None,
     json_file: JsonFile = None,
@@ -51,13 +52,15 @@ def verify(
         raise RecipeError("name what to verify: either a RECIPE or --model FACTORY.")
 
     arguments: dict[str, Any] = {}
+    pinned = tuple(map(Pin.parse, pins or []))
     if recipe is not None:
         from paceline.train.recipe import load_recipe
 
-        loaded = load_recipe(recipe, assignments(sets, mesh, launch, backend))
+        loaded = load_recipe(recipe, assignments(sets, mesh, launch, backend, pins))
         model, arguments = loaded.model.factory, loaded.model.args
         mesh = str(loaded.mesh)
         zero_stage = zero_stage or loaded.plan().zero_stage
+        pinned = loaded.plan().pins
         backend = Backend(loaded.backend)
     elif mesh is None:
         raise RecipeError("name the mesh to verify on, as in --mesh fsdp=2.")
@@ -78,6 +81,7 @@ def verify(
             launch=(launch or Launch.PROCESSES).value,
             backend=(backend or Backend.AUTO).value,
             zero_stage=zero_stage or Plan.zero_stage,
+            pins=pinned,
             tell=status.update,
         )
     report.print(console)

@@ -17,8 +17,11 @@ from paceline.errors import nearest
 from paceline.train.source import KeyPath, Source
 
 
-def complaint(message: str, key: str | None = None) -> PydanticCustomError:
-    """Return an error for a validator to raise, about `key` of its section (`a.b` for a key further inside)."""
+def complaint(message: str, key: str | tuple[str, ...] | None = None) -> PydanticCustomError:
+    """Return an error for a validator to raise, about `key` of its section (`a.b` for a key further inside).
+
+    A key that may have a dot in it is given as a tuple of keys.
+    """
     return PydanticCustomError("complaint", "{message}", {"message": message, "key": key})
 
 
@@ -40,7 +43,8 @@ def _line(details: ErrorDetails, model: type[BaseModel], source: Source) -> str:
         path = (*path, str(context["discriminator"]).strip("'"))
         text = f"the key '{_dotted(path)}' is missing; known: {', '.join(_tags(model, details['loc']))}."
     elif details["type"] == "complaint":
-        path = (*path, *filter(None, str(context["key"] or "").split(".")))
+        about = context["key"] or ()
+        path = (*path, *(about.split(".") if isinstance(about, str) else about))
         text = context["message"]
     elif details["type"] == "extra_forbidden":
         section = f"keys of '{_dotted(path[:-1])}'" if path[:-1] else "sections"

@@ -16,6 +16,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -26,8 +27,9 @@ from pydantic import (
 )
 from torch import nn
 
-from paceline.errors import PlanError, RecipeError, nearest
-from paceline.plan import Mesh, Plan
+from paceline.errors import PlacementError, PlanError, RecipeError, nearest
+from paceline.placement.placements import Partial, parse_placement
+from paceline.plan import Mesh, Pin, Plan
 from paceline.runtime.fallback_kind import Fallback
 from paceline.train.complaints import complaint, complaints
 from paceline.train.data.config import DataConfig
@@ -62,8 +64,29 @@ def _read_mesh(value: Any) -> Mesh:
         raise complaint(str(error)) from error
 
 
+def _read_pins(value: Any) -> dict[str, str]:
+    """Return the placements of each pattern as text; `{tp: S0}` and `tp=S0` are the same."""
+    if not isinstance(value, dict):
+        raise complaint(f"pins are {value!r}; write a placement for each pattern, as in {{'*.qkv.weight': tp=S0/3}}.")
+    found = {}
+    for pattern, where in value.items():
+        text = ",".join(f"{axis}={at}" for axis, at in where.items()) if isinstance(where, dict) else where
+        try:
+            pin = Pin.parse(f"{pattern}:{text}")
+            placements = list(map(parse_placement, pin.placements.values()))
+        except (PlanError, PlacementError) as error:
+            raise complaint(str(error), (str(pattern),)) from error
+        if any(isinstance(placement, Partial) for placement in placements):
+            raise complaint(
+                f"the pin '{pin}' makes a parameter a partial sum; it is whole (R) or split (S0, S0/3).", (pin.pattern,)
+            )
+        found[pin.pattern] = pin.where
+    return found
+
+
 Factory = Annotated[str, AfterValidator(_read_factory)]
 MeshText = Annotated[Mesh, PlainValidator(_read_mesh), PlainSerializer(str, return_type=str)]
+Pins = Annotated[dict[str, str], BeforeValidator(_read_pins)]
 # Strict: YAML has its own numbers and booleans, and `true` is not a number of steps.
 Count = Annotated[int, Field(ge=1, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, strict=True)]
@@ -89,6 +112,7 @@ class PlanSection(Section):
     zero_stage: Literal[2, 3] = 3
     bucket_bytes: CountOrZero = Plan.bucket_bytes
     compile: Flag = Plan.compile
+    pins: Pins = {}
 
 
 class ValidateSection(Section):
@@ -252,7 +276,13 @@ class Recipe(Section):
         """Return the plan of the run."""
         section = self.plan_section
         compiled = section.compile if self.compile is None else self.compile
-        return Plan(self.mesh, zero_stage=section.zero_stage, bucket_bytes=section.bucket_bytes, compile=compiled)
+        return Plan(
+            self.mesh,
+            zero_stage=section.zero_stage,
+            bucket_bytes=section.bucket_bytes,
+            compile=compiled,
+            pins=tuple(Pin.parse(f"{pattern}:{where}") for pattern, where in section.pins.items()),
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -266,6 +296,11 @@ class Recipe(Section):
                 f"batches that would: {_listed(n * self.train.micro_batches for n in nearby)}.",
                 "mesh",
             )
+        for pin in self.plan_section.pins.items():
+            try:
+                Plan(self.mesh, pins=(Pin.parse(":".join(pin)),))
+            except PlanError as error:
+                raise complaint(str(error), ("plan", "pins", pin[0])) from error
         if self.fallback != "none":
             try:
                 Fallback.parse(self.fallback).check(self.mesh, in_process=self.launch == "inprocess")

@@ -16,6 +16,8 @@ import yaml
 from paceline.errors import RecipeError, nearest
 
 KeyPath = tuple[str | int, ...]
+_KEY = r"""'[^']*'|"[^"]*"|[^.='"]+"""
+_ASSIGNMENT = re.compile(rf"\s*((?:{_KEY})(?:\.(?:{_KEY}))*)\s*=(.*)", re.S)
 _DEEPEST = 50
 
 
@@ -54,21 +56,25 @@ class Source:
     def override(self, assignments: Iterable[str]) -> None:
         """Apply `a.b=value` assignments in order; the value is YAML, and sections that are missing are made.
 
+        A key with a dot in it is quoted: `plan.pins.'*.weight'=fsdp=S0`.
+
         Raises:
             RecipeError: an assignment has no `=`, its value is not YAML, or its path leads through a plain value.
         """
         for assignment in assignments:
-            dotted, equals, text = assignment.partition("=")
-            path = tuple(dotted.strip().split("."))
-            if not equals or not all(path):
+            match = _ASSIGNMENT.fullmatch(assignment)
+            path = tuple(key.strip().strip("'\"") for key in re.findall(_KEY, match[1])) if match else ()
+            if match is None or not all(path):
                 raise RecipeError(
                     f"cannot read '--set {assignment}'; write a key and a value, as in '--set train.batch=16'."
                 )
             try:
-                value = yaml.load(text, _Loader)
+                value = yaml.load(match[2], _Loader)
             except yaml.YAMLError as error:
                 raise RecipeError(f"--set {assignment}: the value is not YAML: {_problem(error)}.") from error
-            self._section(path[:-1], assignment)[path[-1]] = value
+            section = self._section(path[:-1], assignment)
+            section.pop(path[-1], None)  # the last one comes last: where several pins match, it counts
+            section[path[-1]] = value
             self.places = {key: place for key, place in self.places.items() if key[: len(path)] != path}
             self.places[path] = f"--set {assignment}"
 

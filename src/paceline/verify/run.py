@@ -19,7 +19,7 @@ import torch
 
 from paceline.errors import RecipeError, nearest
 from paceline.placement.intents import check_batch
-from paceline.plan import Mesh, Plan
+from paceline.plan import Mesh, Pin, Plan
 from paceline.program.build import Factory
 from paceline.program.capture import capture
 from paceline.program.precision import lift
@@ -52,6 +52,7 @@ def verify(
     launch: str = "processes",
     backend: str = "auto",
     zero_stage: int = Plan.zero_stage,
+    pins: tuple[Pin, ...] = (),
     tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compare a plan with the unmodified module, run serially from the same weights on the same samples.
@@ -68,6 +69,7 @@ def verify(
         launch: `processes`, or `inprocess` for all ranks in this one.
         backend: what carries tensors between processes: `shm`, `gloo` or `auto`.
         zero_stage: see `Plan`.
+        pins: see `Plan`.
         tell: is told what is being done, in a few words.
 
     Raises:
@@ -82,7 +84,7 @@ def verify(
     how = _choice(_Launch, launch, "launch")
     choice = Choice.parse(backend)
     subject = Subject(factory, dict(arguments or {}), _choice(Precision, dtype, "dtype"))
-    plan = Plan(Mesh.parse(mesh) if isinstance(mesh, str) else mesh, zero_stage=zero_stage)
+    plan = Plan(Mesh.parse(mesh) if isinstance(mesh, str) else mesh, zero_stage=zero_stage, pins=pins)
     if how is _Launch.PROCESSES:
         subject = replace(subject, factory=_name_of(factory))
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
