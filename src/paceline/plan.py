@@ -20,6 +20,10 @@ class Axis(Enum):
 
     DP = "dp"
     FSDP = "fsdp"
+    TP = "tp"
+    SP = "sp"
+    HW = "hw"
+    AUTO = "auto"
 
     @property
     def summary(self) -> str:
@@ -27,7 +31,16 @@ class Axis(Enum):
         return {
             Axis.DP: "the batch is split, parameters are replicated",
             Axis.FSDP: "the batch is split, and so are parameters, gradients and optimizer state",
+            Axis.TP: "features, heads, vocabulary and experts are split, and so are parameters; the batch stays whole",
+            Axis.SP: "the time axis of sequences is split, parameters are replicated",
+            Axis.HW: "the height or the width of images is split, parameters are replicated",
+            Axis.AUTO: "whatever the solver finds cheapest",
         }[self]
+
+    @property
+    def splits_batch(self) -> bool:
+        """Whether its ranks compute different samples. Those of the other axes compute the same ones."""
+        return self in (Axis.DP, Axis.FSDP)
 
 
 @dataclass(frozen=True)
@@ -75,6 +88,19 @@ class Mesh:
     def names(self) -> tuple[str, ...]:
         """Axis names, outermost first."""
         return tuple(name for name, _ in self.axes)
+
+    @property
+    def batch_parts(self) -> int:
+        """Into how many parts the batch is split."""
+        return math.prod(size for name, size in self.axes if Axis(name).splits_batch)
+
+    def batch_part(self, rank: int) -> int:
+        """Return which part of the batch `rank` computes; ranks that differ only along other axes share one."""
+        part = 0
+        for name, index in self.coordinate(rank).items():
+            if Axis(name).splits_batch:
+                part = part * self[name] + index
+        return part
 
     def __getitem__(self, axis: str) -> int:
         return dict(self.axes)[axis]

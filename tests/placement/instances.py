@@ -77,6 +77,7 @@ def _pointwise() -> Calls:
     yield aten.div.Tensor, x, y
     yield aten.div.Scalar, x, 2
     yield aten.neg.default, x
+    yield ours.constrain.default, x, "tp=S0"
     yield aten.clone.default, x
     yield aten.where.self, mask, x, rand(6)
     yield aten.where.ScalarOther, mask, x, 0
@@ -397,6 +398,9 @@ def _structural() -> Calls:
             yield aten.slice_backward.default, grad, [4, 6, 8], 2, start, end, step
         yield aten.slice_scatter.default, x, grad, 2, start, end, step
     yield aten.select_scatter.default, x, rand(4, 8), 1, 2
+    yield aten.split_with_sizes.default, rand(4, 18), [12, 6], 1
+    yield aten.cat.default, [rand(4, 12), rand(4, 6)], 1
+    yield aten.slice.Tensor, rand(4, 24), 1, 12, 18
     yield aten.split.Tensor, x, 4, 2
     yield aten.split.Tensor, x, 3, -1
     yield aten.split_with_sizes.default, x, [2, 2, 2], 1

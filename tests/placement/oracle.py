@@ -8,12 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
 
 from paceline.placement.pieces import join, take
-from paceline.placement.placements import Partial, Placement, Shape, Shard, divides
-from paceline.placement.rules import Call, Rule, Strategy, rule_of
+from paceline.placement.placements import MAXIMUM, Partial, Placement, Shape, Shard, divides
+from paceline.placement.rules import AxisRule, Call, Rule, Strategy, Written, rule_of
 from paceline.placement.rules.rule import Input
 from paceline.placement.strategies import implied, seeds, strategies
+from paceline.placement.writer import Writer
+from paceline.plan import Mesh
+from paceline.program.fake import fake_mode
+from paceline.runtime.inprocess import InProcessExecutor
+from paceline.runtime.passes.communicate import communicate
 
 aten = torch.ops.aten
 TOLERANCE = 1e-9
@@ -84,6 +90,34 @@ def _run(target: Any, arguments: dict[str, Any], tensors: list[Tensor]) -> tuple
     return tuple(result) if isinstance(result, (list, tuple)) else (result,)
 
 
+def _run_written(
+    instance: Instance, written: Written, strategy: Strategy, given: list[list[Tensor]], parts: int
+) -> list[tuple[Any, ...]]:
+    """Run what a rule writes for a strategy on all ranks; return the results of each."""
+    graph, fake = Graph(), fake_mode()
+    inputs = []
+    for number, piece in enumerate(given):
+        inputs.append(graph.placeholder(f"x{number}"))
+        inputs[-1].meta["val"] = fake.from_tensor(piece[0])
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Input):
+            return inputs[value.index]
+        return [fill(item) for item in value] if isinstance(value, list) else value
+
+    writer = Writer(graph, fake, "tp", parts, {"backward": False, "module": "", "rematerialize": False})
+    made = written.write(writer, {name: fill(value) for name, value in instance.call.arguments.items()}, strategy)
+    graph.output(tuple(node for node in made if node is not None))
+    communicate(graph, 0)
+    executor = InProcessExecutor(Mesh((("tp", parts),)), [torch.device("cpu")])
+    results = executor.prepare(graph, {})([[piece[rank] for piece in given] for rank in range(parts)])
+    found = []
+    for values in results:
+        left = iter(values)
+        found.append(tuple(None if node is None else next(left) for node in made))
+    return found
+
+
 def splits(shape: Shape | None, parts: int, most: int = 64) -> list[Shard]:
     """Every split of a tensor, in every number of blocks."""
     return [
@@ -111,6 +145,8 @@ def strategies_of(call: Call, rule: Rule, parts: int) -> list[Strategy]:
 
 def pieces(tensor: Tensor, placement: Placement, parts: int) -> list[Tensor]:
     """What each rank holds; the terms of a partial sum are random."""
+    if placement == MAXIMUM:
+        return [torch.where(torch.rand_like(tensor) < 0.5, tensor, tensor - 1), *[tensor] * (parts - 1)]
     if not isinstance(placement, Partial):
         return [take(tensor, placement, parts, rank) for rank in range(parts)]
     scale = max(_largest([tensor]), 1e-3)
@@ -138,9 +174,13 @@ def _fault(instance: Instance, rule: Rule, strategy: Strategy, parts: int) -> st
         splits_values = any(isinstance(p, Shard) for p in strategy.outputs) and "empty" not in str(call.target)
         return "a random result is split" if splits_values else None
     given = [pieces(t, p, parts) for t, p in zip(instance.tensors, strategy.inputs, strict=True)]
+    written = rule.written.get(strategy.label) if isinstance(rule, AxisRule) else None
     arguments = dict(call.arguments) | rule.localize(dict(call.arguments), strategy, parts)
     try:
-        local = [_run(call.target, arguments, [piece[rank] for piece in given]) for rank in range(parts)]
+        if written is not None:
+            local = _run_written(instance, written, strategy, given, parts)
+        else:
+            local = [_run(call.target, arguments, [piece[rank] for piece in given]) for rank in range(parts)]
     except (RuntimeError, IndexError) as error:
         return f"the operator refused: {error}"
     for index, (want, placement) in enumerate(zip(instance.results, strategy.outputs, strict=True)):

@@ -15,11 +15,13 @@ from torch.fx import Node
 from paceline.errors import PlacementError, PlanError
 from paceline.placement.calls import Ref
 from paceline.placement.costs import Costs
-from paceline.placement.intents import check_batch, intent_of
+from paceline.placement.dimensions import dimensions
+from paceline.placement.fitting import check_batch
+from paceline.placement.intents import intent_of
 from paceline.placement.lowering import lower
 from paceline.placement.merging import classes
 from paceline.placement.options import Option, options
-from paceline.placement.place import PlacedProgram, batch_size, place
+from paceline.placement.place import PlacedProgram, place
 from paceline.placement.placements import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard
 from paceline.placement.problem import Problem
 from paceline.placement.redistribute import can_redistribute, is_redistribution, redistribution_of
@@ -156,16 +158,15 @@ def test_operators_without_a_rule_are_listed() -> None:
 
 def problem_of(axis: str, given: Program) -> tuple[Problem, dict[Node, list[Option]], Costs]:
     parts, costs = 2, Costs()
-    problem = Problem(given, axis, parts)
-    return problem, options(problem, intent_of(Axis(axis), split_batch=True), BATCH, costs), costs
+    problem = Problem(given, axis, parts, dimensions(given))
+    return problem, options(problem, intent_of(Axis(axis), split_batch=True), costs), costs
 
 
 @pytest.mark.parametrize("axis", ["dp", "fsdp"])
 def test_the_objective_is_not_below_its_bound(axis: str) -> None:
     for given in (program(), capture(Gpt(), (_ids(),))):
-        batch = batch_size(given)
-        problem, costs = Problem(given, axis, 2), Costs()
-        found = solve(problem, options(problem, intent_of(Axis(axis), split_batch=True), batch, costs), costs)
+        problem, choices, costs = problem_of(axis, given)
+        found = solve(problem, choices, costs)
         assert 0 < found.bound_s <= found.objective_s * (1 + 1e-6)
         assert found.objective_s <= found.bound_s * (1 + 2e-3), "solved to the gap that was asked for"
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.placement.located import coordinate
 from paceline.placement.placements import PARTIAL, REPLICATE, Shard, local_shape
 from paceline.placement.redistribute import redistribute
 from paceline.placement.rules import AxisRule, Call, MapRule, Rule, has_rule, rule_of
@@ -74,7 +75,8 @@ def test_no_wrong_strategy(every_call: list[Instance], parts: int) -> None:
 
 def test_every_rule_is_tried(every_call: list[Instance]) -> None:
     # `redistribute` is tried over two axes by all ranks, in tests/runtime/test_redistribution.py.
-    assert set(registered()) - {made.call.target for made in every_call} - {redistribute} == ONLY_ON_GPU
+    # A `coordinate` reads no tensor.
+    assert set(registered()) - {made.call.target for made in every_call} - {redistribute, coordinate} == ONLY_ON_GPU
 
 
 def _tagged_pointwise() -> list[Any]:

@@ -6,11 +6,12 @@ Both are found by passing splits along the rules, forwards and backwards, until 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 
 from torch.fx import Node
 
 from paceline.placement.calls import Ref, results
-from paceline.placement.placements import Shard, divides
+from paceline.placement.placements import Blocks, Shard, divides
 from paceline.placement.problem import Problem
 from paceline.placement.strategies import implied, seeds
 
@@ -22,11 +23,13 @@ _MOST_SWEEPS = 12
 class Candidates:
     """For each tensor the shards that may be considered, in a fixed order."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, wanted: Mapping[Node, Collection[Shard]]) -> None:
         self._problem = problem
-        self._blocks: dict[Ref, dict[int, list[int]]] = defaultdict(dict)
+        self._blocks: dict[Ref, dict[int, list[Blocks]]] = defaultdict(dict)
         for node in problem.nodes:
             for ref in problem.outputs(node):
+                for shard in wanted.get(node, ()):
+                    self._add(ref, shard)
                 for dim in range(len(ref.shape)):
                     self._add(ref, Shard(dim))
         for sweep in range(_MOST_SWEEPS):
@@ -38,7 +41,7 @@ class Candidates:
     def of(self, ref: Ref) -> list[Shard]:
         """Shards of a tensor, ordered by dimension and blocks."""
         dims = self._blocks.get(ref, {})
-        return [Shard(dim, blocks) for dim in sorted(dims) for blocks in sorted(dims[dim])]
+        return sorted((Shard(dim, blocks) for dim, found in dims.items() for blocks in found), key=Shard.order)
 
     def _add(self, ref: Ref, shard: Shard) -> bool:
         if not divides(ref.shape, shard, self._problem.parts):
@@ -66,14 +69,14 @@ def tensors_of(problem: Problem, node: Node) -> list[Ref]:
     return [*problem.inputs[node], *(Ref(node, index) for index in range(len(results(node))))]
 
 
-def descendants(problem: Problem, seeds: dict[Node, Shard]) -> dict[Ref, set[Shard]]:
+def descendants(problem: Problem, seeds: Mapping[Node, Collection[Shard]]) -> dict[Ref, set[Shard]]:
     """Return the splits of each tensor that descend from a split of some placeholders.
 
     Splits are followed, not dimensions: flattened and unflattened again, the batch does not become the time axis.
     """
     descend: dict[Ref, set[Shard]] = defaultdict(set)
-    for node, shard in seeds.items():
-        descend[Ref(node, 0)].add(shard)
+    for node, shards in seeds.items():
+        descend[Ref(node, 0)].update(shards)
     for node in problem.nodes:
         if node.op != "call_function":
             continue

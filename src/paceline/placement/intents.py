@@ -1,18 +1,30 @@
 """What a mesh axis asks of the solver.
 
 The placement of the inputs does not decide how operators are split: with a replicated batch a solver would slice the
-ids and do data parallelism. So an axis states which dimensions it follows and where parameters live; within that the
-solver is free.
+ids and do data parallelism. So an axis states which dimensions of the batch it follows, which it leaves whole, and
+where parameters live; within that the solver is free.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from paceline.errors import PlanError
-from paceline.placement.placements import REPLICATE, Placement, Shard
-from paceline.plan import Axis, Mesh
+from paceline.placement.dimensions import Dimension, Dimensions
+from paceline.placement.placements import REPLICATE, Placement, Shape, Shard, divides
+from paceline.plan import Axis
 from paceline.program.program import Input, InputRole
+
+
+class Parameters(Enum):
+    """Where parameters live along an axis."""
+
+    WHOLE = "whole"
+    SHARDED = "sharded"
+    """Split along the first dimension that divides, where pieces are contiguous. Where none does they stay whole."""
+    SPLIT = "split"
+    """Matrices and kernels are split along the dimension that the solver finds best; vectors as it likes."""
+    FREE = "free"
 
 
 @dataclass(frozen=True)
@@ -20,53 +32,55 @@ class Intent:
     """The constraints of an axis.
 
     Attributes:
-        split_batch: batch inputs are split along their batch dimension, and every operator that has a dimension which
+        follow: batch inputs are split along one of these dimensions, and every operator that has a dimension which
             descends from it runs split along it.
-        shard_parameters: each parameter that divides is split along one of its dimensions; otherwise all are whole.
+        avoid: no operator is split along what descends from these dimensions.
+        parameters: where parameters live.
+        whole: every operator runs whole.
     """
 
-    split_batch: bool
-    shard_parameters: bool
+    follow: frozenset[Dimension] = frozenset()
+    avoid: frozenset[Dimension] = frozenset()
+    parameters: Parameters = Parameters.WHOLE
+    whole: bool = False
+
+
+_DATA = frozenset(Dimension)
 
 
 def intent_of(axis: Axis, *, split_batch: bool) -> Intent:
     """Return what an axis asks for; `split_batch=False` is for a batch too small to divide."""
     match axis:
-        case Axis.DP:
-            return Intent(split_batch, shard_parameters=False)
-        case Axis.FSDP:
-            return Intent(split_batch, shard_parameters=True)
+        case Axis.DP | Axis.FSDP:
+            where = Parameters.SHARDED if axis is Axis.FSDP else Parameters.WHOLE
+            follow = frozenset({Dimension.BATCH}) if split_batch else frozenset()
+            return Intent(follow=follow, parameters=where, whole=not split_batch)
+        case Axis.SP:  # the patches of an image are a sequence that runs along its height
+            return Intent(follow=frozenset({Dimension.TIME, Dimension.HEIGHT}))
+        case Axis.HW:
+            return Intent(follow=frozenset({Dimension.HEIGHT, Dimension.WIDTH}))
+        case Axis.TP:
+            return Intent(avoid=_DATA, parameters=Parameters.SPLIT)
+        case Axis.AUTO:
+            return Intent(parameters=Parameters.FREE)
 
 
-def allowed_input_placements(
-    item: Input, shape: tuple[int, ...], shards: list[Shard], batch: int, intent: Intent
-) -> list[Placement]:
-    """Return the placements that an intent allows for a program input of `shape`.
+def followed(shape: Shape, meaning: Dimensions, intent: Intent, parts: int) -> list[Shard]:
+    """Return the splits of a batch input of `shape` that an intent follows: those that divide."""
+    shards = [Shard(dim) for dim, what in enumerate(meaning) if what in intent.follow]
+    return [shard for shard in shards if divides(shape, shard, parts)]
 
-    `batch` is the size of the batch dimension here. A parameter is split along its first dimension that divides, where
-    pieces are contiguous; one that does not divide at all stays whole.
-    """
-    match item.role:
-        case InputRole.PARAMETER if intent.shard_parameters:
+
+def allowed_input_placements(item: Input, shape: Shape, shards: list[Shard], intent: Intent) -> list[Placement]:
+    """Return the placements that an intent allows for a parameter or buffer of `shape`, of which `shards` are known."""
+    if item.role not in (InputRole.PARAMETER, InputRole.BUFFER):
+        return [REPLICATE]
+    match intent.parameters:
+        case Parameters.SHARDED if item.role is InputRole.PARAMETER:
             plain = [shard for shard in shards if shard.blocks == 1]
             return [*plain[:1]] or [REPLICATE]
-        case InputRole.BATCH if intent.split_batch and shape and shape[0] == batch:
-            return [Shard(0)]
+        case Parameters.SPLIT if item.role is InputRole.PARAMETER and len(shape) > 1 and shards:
+            return [*shards]
+        case Parameters.SPLIT | Parameters.FREE:
+            return [REPLICATE, *shards]
     return [REPLICATE]
-
-
-def check_batch(batch: int, mesh: Mesh) -> None:
-    """Check that the global batch divides over the axes that split it.
-
-    Raises:
-        PlanError: it does not; the message names sizes that do.
-    """
-    if batch % mesh.size == 0:
-        return
-    below = batch - batch % mesh.size
-    sizes = " or ".join(str(size) for size in (below, below + mesh.size) if size > 0)
-    divisors = [n for n in range(1, batch + 1) if batch % n == 0 and n <= 64]
-    raise PlanError(
-        f"a batch of {batch} does not divide over {mesh.size} ranks (mesh {mesh}). Use a batch of {sizes}, "
-        f"or a mesh of {', '.join(map(str, divisors))} ranks."
-    )

@@ -7,7 +7,7 @@ the same for every rank.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,10 @@ from paceline.placement.placements import (
     local_shape,
 )
 from paceline.placement.problem import Problem
-from paceline.placement.redistribute import can_redistribute, is_redistribution, redistribute
-from paceline.placement.rules import Strategy
+from paceline.placement.redistribute import can_redistribute, redistribute
+from paceline.placement.rules import AxisRule, Strategy, Written
 from paceline.placement.solver import Solution
+from paceline.placement.writer import Writer
 from paceline.program.fake import evaluate, fake_mode
 from paceline.program.program import Input, InputRole, Program
 
@@ -150,7 +151,36 @@ class _Lowering:
         self._emit(node, strategy, rule.localize, fill=bool(self.have.get(Ref(node, 0))))
 
     def _lower_call(self, node: Node, strategy: Strategy) -> None:
-        self._emit(node, strategy, self.problem.rules[node].localize, fill=False)
+        rule = self.problem.rules[node]
+        written = rule.written.get(strategy.label) if isinstance(rule, AxisRule) else None
+        if written is None:
+            self._emit(node, strategy, rule.localize, fill=False)
+        else:
+            self._write(node, strategy, written)
+
+    def _write(self, node: Node, strategy: Strategy, written: Written) -> None:
+        """Let the rule write the strategy."""
+        writer = Writer(self.graph, self.fake, self.problem.axis, self.problem.parts, dict(node.meta))
+        made = written.write(writer, self._named(node, strategy), strategy)
+        self._check(node, strategy, [None if new is None else new.meta["val"] for new in made])
+        for index, (new, origin, placement) in enumerate(zip(made, origins_of(node), strategy.outputs, strict=True)):
+            if new is not None:
+                new.meta[ORIGINS] = (origin.along(placement),)
+                self.have[Ref(node, index)] = {placement: new}
+                self.made[Ref(node, index)] = placement
+
+    def _named(self, node: Node, strategy: Strategy) -> dict[str, Any]:
+        """Return the arguments of a call by name, with new nodes that hold its inputs as the strategy wants them."""
+        reads = iter([self.get(r, p) for r, p in zip(self.problem.inputs[node], strategy.inputs, strict=True)])
+
+        def substitute(value: Any) -> Any:
+            if isinstance(value, Node):
+                return next(reads)
+            if isinstance(value, (list, tuple)):
+                return [substitute(item) for item in value]
+            return value
+
+        return {name: substitute(value) for name, value in arguments_by_name(node).items()}
 
     def _emit(
         self,
@@ -161,25 +191,9 @@ class _Lowering:
         fill: bool,
     ) -> None:
         """Write the local call. `fill` adds a further placement of results that exist already."""
-        reads = iter([self.get(r, p) for r, p in zip(self.problem.inputs[node], strategy.inputs, strict=True)])
-
-        def substitute(value: Any) -> Any:
-            if isinstance(value, Node):
-                return next(reads)
-            if isinstance(value, (list, tuple)):
-                return [substitute(item) for item in value]
-            return value
-
-        args: tuple[Any, ...]
-        kwargs: dict[str, Any] = {}
-        if is_redistribution(node):
-            changed = localize(dict(self.problem.calls[node].arguments), strategy, self.problem.parts)
-            args = (next(reads), *(changed.get(str(i), value) for i, value in enumerate(node.args[1:], start=1)))
-        else:
-            call = self.problem.calls[node]
-            named = {name: substitute(value) for name, value in arguments_by_name(node).items()}
-            named |= localize(dict(call.arguments), strategy, self.problem.parts)
-            args, kwargs = _arrange(node, named)
+        named = self._named(node, strategy)
+        named |= localize(dict(self.problem.calls[node].arguments), strategy, self.problem.parts)
+        args, kwargs = _arrange(node, named)
         # Pieces need not have the strides of the whole, on which `view` depends.
         views = (aten.view.default, aten._unsafe_view.default)
         target: Any = aten.reshape.default if node.target in views else node.target
@@ -203,10 +217,11 @@ class _Lowering:
     def _evaluate(self, new: Node, old: Node, strategy: Strategy) -> Any:
         """Run the local call on fake pieces; its shapes must be those that the strategy promises."""
         value = evaluate(new, self.fake)
-        got = [
-            tuple(t.shape) if isinstance(t, Tensor) else None
-            for t in (value if isinstance(value, (list, tuple)) else [value])
-        ]
+        self._check(old, strategy, value if isinstance(value, (list, tuple)) else [value])
+        return value
+
+    def _check(self, old: Node, strategy: Strategy, values: Sequence[Any]) -> None:
+        got = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
         want = [
             None if t is None else local_shape(tuple(t.shape), placement, self.problem.parts)
             for t, placement in zip(results(old), strategy.outputs, strict=True)
@@ -216,12 +231,15 @@ class _Lowering:
                 f"the rule of {old.target} is wrong: with inputs {[str(p) for p in strategy.inputs]} it promises local "
                 f"results {want} and the operator gives {got}. This is a fault of Paceline; please report it."
             )
-        return value
 
 
 def _arrange(node: Node, named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Order arguments by schema: positional ones as a tuple, keyword-only ones as a dictionary."""
-    assert isinstance(node.target, torch._ops.OpOverload)
+    """Order arguments by schema: positional ones as a tuple, keyword-only ones as a dictionary.
+
+    Functions that have no schema have positional arguments only.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return tuple(named.values()), {}
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument in node.target._schema.arguments:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch.fx import Node
 
+from paceline.errors import PlacementError
 from paceline.placement.calls import Ref, results
 from paceline.placement.candidates import Candidates, descendants
+from paceline.placement.constraints import CONSTRAIN, check_pin, constraint_of
 from paceline.placement.costs import Costs
-from paceline.placement.intents import Intent, allowed_input_placements
-from paceline.placement.placements import REPLICATE, Shard
+from paceline.placement.intents import Intent, allowed_input_placements, followed
+from paceline.placement.placements import REPLICATE, Placement, Shard, divides
 from paceline.placement.problem import Problem
 from paceline.placement.redistribute import is_redistribution, redistribution_bytes, redistribution_of
-from paceline.placement.rules import Strategy
+from paceline.placement.rules import AxisRule, Strategy
 from paceline.placement.strategies import strategies
-from paceline.program.program import InputRole
+from paceline.program.program import Input
 
 
 @dataclass(frozen=True)
@@ -26,57 +29,114 @@ class Option:
     cost: float
 
 
-def options(problem: Problem, intent: Intent, batch: int, costs: Costs) -> dict[Node, list[Option]]:
+def options(
+    problem: Problem, intent: Intent, costs: Costs, pins: Mapping[Input, Placement] | None = None
+) -> dict[Node, list[Option]]:
     """Return the options of every node that chooses, that is of all but structural ones.
 
-    `batch` is the size of the batch dimension of the batch inputs as this axis sees them.
+    `pins` are what parameters must be.
+
+    Raises:
+        PlacementError: a pin or a constraint does not divide.
     """
-    candidates = Candidates(problem)
-    split_inputs = {
-        node: Shard(0)
-        for node, item in problem.input_of.items()
-        if intent.split_batch and item.role is InputRole.BATCH and tuple(node.meta["val"].shape)[:1] == (batch,)
+    fixed = {node: pins[item] for node, item in problem.input_of.items() if pins and item in pins}
+    splits = _followed(problem, intent)
+    for node, placement in fixed.items():
+        check_pin(problem.input_of[node], Ref(node, 0).shape, placement, problem.axis, problem.parts)
+    wanted = {node: [placement] for node, placement in fixed.items() if isinstance(placement, Shard)}
+    candidates = Candidates(problem, {**splits, **wanted})
+    choice = _Choice(
+        problem,
+        intent,
+        candidates,
+        followed=descendants(problem, splits),
+        avoided=descendants(problem, _avoided(problem, intent, candidates)),
+        costs=costs,
+        splits=splits,
+        fixed=fixed,
+    )
+    return {node: choice.of(node) for node in problem.nodes if not problem.follows(node)}
+
+
+def _followed(problem: Problem, intent: Intent) -> dict[Node, list[Shard]]:
+    """How the batch inputs are split."""
+    found = {
+        node: followed(Ref(node, 0).shape, meaning, intent, problem.parts) for node, meaning in problem.meanings.items()
     }
-    follow = descendants(problem, split_inputs)
+    return {node: shards for node, shards in found.items() if shards}
+
+
+def _avoided(problem: Problem, intent: Intent, candidates: Candidates) -> dict[Node, list[Shard]]:
     return {
-        node: _options_of(problem, node, candidates, follow, intent, batch, costs)
-        for node in problem.nodes
-        if not problem.follows(node)
+        node: [shard for shard in candidates.of(Ref(node, 0)) if meaning[shard.dim] in intent.avoid]
+        for node, meaning in problem.meanings.items()
+        if intent.avoid
     }
 
 
-def _options_of(
-    problem: Problem,
-    node: Node,
-    candidates: Candidates,
-    follow: dict[Ref, set[Shard]],
-    intent: Intent,
-    batch: int,
-    costs: Costs,
-) -> list[Option]:
-    if node.op == "get_attr":
-        return [Option(Strategy((), (REPLICATE,)), 0.0)]
-    if node.op == "placeholder":
+@dataclass(frozen=True)
+class _Choice:
+    """What the options of a node are read from."""
+
+    problem: Problem
+    intent: Intent
+    candidates: Candidates
+    followed: dict[Ref, set[Shard]]
+    avoided: dict[Ref, set[Shard]]
+    costs: Costs
+    splits: Mapping[Node, list[Shard]]
+    fixed: Mapping[Node, Placement]
+
+    def of(self, node: Node) -> list[Option]:
+        if node.op == "get_attr":
+            return [Option(Strategy((), (REPLICATE,)), 0.0)]
+        if node.op == "placeholder":
+            return [Option(Strategy((), (placement,)), 0.0) for placement in self._of_input(node)]
+        return [
+            Option(strategy, _cost(self.problem, node, strategy, self.costs)) for strategy in self._strategies_of(node)
+        ]
+
+    def _of_input(self, node: Node) -> list[Placement]:
+        if node in self.fixed:
+            return [self.fixed[node]]
+        if node in self.splits:
+            return list(self.splits[node])
         ref = Ref(node, 0)
-        allowed = allowed_input_placements(problem.input_of[node], ref.shape, candidates.of(ref), batch, intent)
-        return [Option(Strategy((), (placement,)), 0.0) for placement in allowed]
-    call, inputs = problem.calls[node], problem.inputs[node]
-    outputs = [Ref(node, i) for i in range(len(results(node)))]
-    shards = [candidates.of(ref) for ref in (*inputs, *outputs)]
-    found = strategies(call, problem.rules[node], shards, problem.parts)
-    if intent.split_batch:
-        pairs = [(strategy, _runs_along(strategy, inputs, outputs, follow)) for strategy in found]
-        # Where an operator can be split along the batch it is. Where it cannot, the solver is free: it draws a dropout
-        # mask whole and cuts it before the cast, and it casts a shard of a parameter before the gather.
-        found = [strategy for strategy, along in pairs if along] or found
-    else:
-        found = found[:1] if not is_redistribution(node) else found
-    return [Option(strategy, _cost(problem, node, strategy, costs)) for strategy in found]
+        return allowed_input_placements(self.problem.input_of[node], ref.shape, self.candidates.of(ref), self.intent)
+
+    def _strategies_of(self, node: Node) -> list[Strategy]:
+        inputs = self.problem.inputs[node]
+        outputs = [Ref(node, i) for i in range(len(results(node)))]
+        shards = [self.candidates.of(ref) for ref in (*inputs, *outputs)]
+        found = strategies(self.problem.calls[node], self.problem.rules[node], shards, self.problem.parts)
+        if node.target is CONSTRAIN:
+            return _constrained(node, found, self.problem)
+        if self.intent.whole:
+            return found if is_redistribution(node) else found[:1]
+        if self.intent.follow:
+            # Where an operator can be split along what is followed it is. Where it cannot, the solver is free: it
+            # draws a dropout mask whole and cuts it before the cast, and it casts a shard of a parameter before the
+            # gather.
+            return [s for s in found if _touches(s, inputs, outputs, self.followed)] or found
+        return [s for s in found if not _touches(s, inputs, outputs, self.avoided)]
 
 
-def _runs_along(strategy: Strategy, inputs: list[Ref], outputs: list[Ref], follow: dict[Ref, set[Shard]]) -> bool:
+def _touches(strategy: Strategy, inputs: list[Ref], outputs: list[Ref], splits: dict[Ref, set[Shard]]) -> bool:
     pairs = [*zip(inputs, strategy.inputs, strict=True), *zip(outputs, strategy.outputs, strict=True)]
-    return any(p in follow.get(ref, ()) for ref, p in pairs)
+    return any(placement in splits.get(ref, ()) for ref, placement in pairs)
+
+
+def _constrained(node: Node, found: list[Strategy], problem: Problem) -> list[Strategy]:
+    """The one strategy that the user asks for along this axis, or all of them where none is asked for."""
+    wanted = constraint_of(node, problem.axis)
+    if wanted is None:
+        return found
+    if not divides(Ref(node, 0).shape, wanted, problem.parts):
+        raise PlacementError(
+            f"constrain({problem.axis}={wanted}) in '{node.meta.get('module', '')}': a tensor of shape "
+            f"{list(Ref(node, 0).shape)} does not divide so over {problem.parts} ranks."
+        )
+    return [Strategy((wanted,), (wanted,))]
 
 
 def _cost(problem: Problem, node: Node, strategy: Strategy, costs: Costs) -> float:
@@ -85,4 +145,9 @@ def _cost(problem: Problem, node: Node, strategy: Strategy, costs: Costs) -> flo
         nbytes = redistribution_bytes(x.meta["val"], source, parts)
         share = problem.parts if isinstance(strategy.inputs[0], Shard) else 1
         return costs.redistribution(nbytes // share, source, target, parts)
-    return costs.operator(problem.calls[node], strategy.inputs, strategy.outputs, problem.parts)
+    cost = costs.operator(problem.calls[node], strategy.inputs, strategy.outputs, problem.parts)
+    rule = problem.rules[node]
+    written = rule.written.get(strategy.label) if isinstance(rule, AxisRule) else None
+    for move in written.moves if written is not None else ():
+        cost += costs.redistribution(move.nbytes, move.source, move.target, problem.parts)
+    return cost

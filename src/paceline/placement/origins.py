@@ -35,6 +35,10 @@ class Origin:
         return Origin(self.node, self.index, (*self.placements, placement))
 
 
+UNKNOWN = Origin("", 0)
+"""Of a tensor that no tensor of the captured program corresponds to."""
+
+
 def origins_of(node: Node) -> tuple[Origin, ...]:
     """Return the origin of each result; a node of a captured graph is its own."""
     found: tuple[Origin, ...] | None = node.meta.get(ORIGINS)

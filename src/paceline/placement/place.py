@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.placement.constraints import Pins, pinned
 from paceline.placement.costs import Costs
-from paceline.placement.intents import check_batch, intent_of
+from paceline.placement.dimensions import batch_size, dimensions
+from paceline.placement.fitting import check_batch, check_dimensions
+from paceline.placement.intents import intent_of
 from paceline.placement.lowering import lower
 from paceline.placement.options import options
 from paceline.placement.placements import Placement, Shape, global_shape
 from paceline.placement.problem import Problem
 from paceline.placement.solver import solve
 from paceline.plan import Axis, Mesh
-from paceline.program.program import Input, InputRole, Program
+from paceline.program.program import Input, Program
 
 
 @dataclass(frozen=True)
@@ -53,40 +56,34 @@ class PlacedProgram:
         return shape
 
 
-def batch_size(program: Program) -> int:
-    """Size of the batch dimension: the first dimension of the first batch tensor that has one."""
-    for item, node in zip(program.inputs, program.placeholders, strict=True):
-        if item.role is InputRole.BATCH and node.meta["val"].ndim:
-            return int(node.meta["val"].shape[0])
-    return 1
-
-
-def place(program: Program, mesh: Mesh, *, split_batch: bool = True) -> PlacedProgram:
+def place(program: Program, mesh: Mesh, *, split_batch: bool = True, pins: Pins = ()) -> PlacedProgram:
     """Place a captured program on a mesh.
 
     Args:
         program: the global program.
         mesh: named axes; each is solved in turn, with the redistributions of the earlier ones in the graph.
         split_batch: False computes the whole batch on every rank, for one that is too small to divide.
+        pins: placements of parameters that the user asks for.
 
     Raises:
-        PlanError: the batch does not divide; the message names sizes that do.
+        PlanError: a dimension of the batch does not divide; the message names sizes that do.
         PlacementError: no placement satisfies the plan.
     """
-    batch = batch_size(program)
     if split_batch:
-        check_batch(batch, mesh)
+        check_batch(batch_size(program), mesh)
+    meanings = dimensions(program)
+    nodes = dict(zip(program.inputs, program.placeholders, strict=True))
+    check_dimensions({item: tuple(nodes[item].meta["val"].shape) for item in meanings}, meanings, mesh)
+    fixed = pinned(program, pins, mesh.names)
     costs = Costs()
     placements: dict[Input, tuple[Placement, ...]] = {item: () for item in program.inputs}
     reports, unknown = [], set()
     for axis, parts in mesh.axes:
-        problem = Problem(program, axis, parts)
-        intent = intent_of(Axis(axis), split_batch=split_batch)
-        solution = solve(problem, options(problem, intent, batch, costs), costs)
+        problem = Problem(program, axis, parts, meanings)
+        choices = options(problem, intent_of(Axis(axis), split_batch=split_batch), costs, fixed[axis])
+        solution = solve(problem, choices, costs)
         unknown.update(problem.unknown_operators())
         program, along = lower(problem, solution, costs)
         placements = {item: (*placements[item], along[item]) for item in program.inputs}
         reports.append(AxisReport(axis, solution.objective_s, solution.bound_s, solution.classes, solution.variables))
-        if split_batch:
-            batch //= parts
     return PlacedProgram(program, mesh, placements, tuple(sorted(unknown)), tuple(reports))

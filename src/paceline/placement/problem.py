@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch.fx import Node
 
 from paceline.placement.calls import Ref, call_of, resolve, results, tensor_inputs
+from paceline.placement.dimensions import Dimensions
 from paceline.placement.placements import REPLICATE, Placement, divides
 from paceline.placement.redistribute import is_redistribution
 from paceline.placement.rules import AxisRule, Call, MapRule, Rule, has_rule, rule_of
@@ -30,10 +32,11 @@ class Problem:
         nodes: nodes that make tensors, in order (without `getitem`).
         calls, rules, inputs: per operator node.
         input_of: what each placeholder is.
+        meanings: what the dimensions of each batch input mean.
         sinks: the program's outputs.
     """
 
-    def __init__(self, program: Program, axis: str, parts: int) -> None:
+    def __init__(self, program: Program, axis: str, parts: int, meanings: Mapping[Input, Dimensions]) -> None:
         self.program = program
         self.axis = axis
         self.parts = parts
@@ -43,6 +46,7 @@ class Problem:
         self.calls: dict[Node, Call] = {node: call_of(node) for node in operators}
         self.rules: dict[Node, Rule] = {node: rule_of(call) for node, call in self.calls.items()}
         self.input_of: dict[Node, Input] = dict(zip(program.placeholders, program.inputs, strict=True))
+        self.meanings = {node: meanings[item] for node, item in self.input_of.items() if item in meanings}
         placeholder = {item: node for node, item in self.input_of.items()}
         likes = {
             OutputRole.GRADIENT: InputRole.PARAMETER,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.placement.placements import (
+    REPLICATE,
     Partial,
     Placement,
     Replicate,
@@ -39,6 +40,8 @@ def collective_of(source: Placement, target: Placement) -> Collective | None:
             return None
         case Partial(), Replicate():
             return Collective.ALL_REDUCE
+        case Partial(reduce="max"), Shard():
+            return Collective.ALL_REDUCE
         case Partial(), Shard():
             return Collective.REDUCE_SCATTER
         case Shard(dim=a), Shard(dim=b) if a != b:
@@ -47,8 +50,8 @@ def collective_of(source: Placement, target: Placement) -> Collective | None:
 
 
 def can_redistribute(source: Placement, target: Placement) -> bool:
-    """Whether there is a way at all: a shard is never padded to a partial sum."""
-    return not (isinstance(source, Shard) and isinstance(target, Partial))
+    """Whether there is a way at all: a shard is never padded to a partial sum, nor a sum taken for a maximum."""
+    return not isinstance(target, Partial) or source in (REPLICATE, target)
 
 
 def redistribute(x: Tensor, source: Placement, target: Placement, axis: str, parts: int) -> Tensor:
@@ -72,6 +75,8 @@ def _over_another_axis(call: Call) -> MapRule:
     local_in, local_out = local_shape(whole, source, parts), local_shape(whole, target, parts)
 
     def carry(placement: Placement, ranks: int, a: Placement, b: Placement, before: Shape) -> Placement | None:
+        if isinstance(placement, Partial):  # a sum of maxima is no maximum of sums
+            return placement if all(not isinstance(x, Partial) or x == placement for x in (a, b)) else None
         if not isinstance(placement, Shard):
             return placement
         up = _lift(placement, ranks, a, parts, before, whole)
@@ -97,6 +102,7 @@ def _within(outer: Placement, parts: int, inner: Shard, ranks: int, whole: Shape
     """The placement over the earlier axis of a tensor that `inner` has cut: with fewer blocks, if those were cut."""
     if not isinstance(outer, Shard) or inner.dim != outer.dim:
         return outer
+    assert isinstance(inner.blocks, int) and isinstance(outer.blocks, int), "unequal blocks are not cut further"
     stride = whole[inner.dim] // (inner.blocks * ranks)
     block = whole[inner.dim] // outer.blocks
     return Shard(outer.dim, outer.blocks // ranks) if stride % block == 0 else outer
@@ -106,6 +112,8 @@ def _lift(inner: Shard, ranks: int, outer: Placement, parts: int, local: Shape, 
     """The split of a piece, as a split of the tensor that the pieces make."""
     if not isinstance(outer, Shard) or inner.dim != outer.dim:
         return inner
+    if not isinstance(inner.blocks, int) or not isinstance(outer.blocks, int):
+        return None
     stride = local[inner.dim] // (inner.blocks * ranks)  # elements between neighbours of the inner digit
     rest = whole[inner.dim] // (outer.blocks * parts)  # contiguous elements that an outer piece owns
     if rest % (stride * ranks) == 0:
@@ -121,6 +129,8 @@ def _lower(inner: Shard, ranks: int, outer: Placement, parts: int, whole: Shape)
     """The split of a whole tensor, as a split of one outer piece of it."""
     if not isinstance(outer, Shard) or inner.dim != outer.dim:
         return inner
+    if not isinstance(inner.blocks, int) or not isinstance(outer.blocks, int):
+        return None
     stride = whole[inner.dim] // (inner.blocks * ranks)
     rest = whole[inner.dim] // (outer.blocks * parts)
     if rest % (stride * ranks) == 0:

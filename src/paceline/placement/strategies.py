@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from paceline.placement.placements import PARTIAL, REPLICATE, Partial, Placement, Shape, Shard, divides
+from paceline.placement.placements import PARTIAL, REPLICATE, Blocks, Partial, Placement, Shape, Shard, divides
 from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, MapRule, Rule, Strategy
 
 Slot = tuple[int, Shard]
@@ -46,6 +46,10 @@ def implied(call: Call, rule: Rule, slot: int, shard: Shard, parts: int) -> list
         found = []
         for label, blocks in _labels_at(tensors[slot], shard, rule, parts):
             found += [item for item in _bound(tensors, label, blocks, parts) if item[0] != slot]
+        for strategy in rule.extra:
+            placements = strategy.inputs + strategy.outputs
+            if placements[slot] == shard:
+                found += [(i, split) for i, split in enumerate(placements) if isinstance(split, Shard) and i != slot]
     shapes = call.inputs + call.outputs
     return [(other, split) for other, split in found if divides(shapes[other] or (), split, parts)]
 
@@ -59,7 +63,7 @@ def seeds(call: Call, rule: Rule, parts: int) -> list[Slot]:
         (slot, shard)
         for label in _ordered(rule)
         for slot, shard in _bound(tensors, label, 1, parts)
-        if shard.blocks > 1 and divides(shapes[slot] or (), shard, parts)
+        if shard.blocks != 1 and divides(shapes[slot] or (), shard, parts)
     ]
 
 
@@ -120,8 +124,8 @@ def _legal(call: Call, strategy: Strategy, shards: Sequence[Collection[Shard]], 
             return False
         if isinstance(placement, Partial) and dtype == torch.bool:
             return False
-    terms = [d for p, d in zip(strategy.inputs, call.dtypes, strict=True) if isinstance(p, Partial)]
-    sums = [d for p, d in zip(strategy.outputs, call.output_dtypes, strict=True) if isinstance(p, Partial) and d]
+    terms = [d for p, d in zip(strategy.inputs, call.dtypes, strict=True) if p == PARTIAL]
+    sums = [d for p, d in zip(strategy.outputs, call.output_dtypes, strict=True) if p == PARTIAL and d]
     return not any(map(_is_inexact, terms)) or all(map(_is_inexact, sums))
 
 
@@ -130,21 +134,21 @@ def _is_inexact(dtype: torch.dtype) -> bool:
 
 
 def _sorted(shards: Collection[Shard]) -> list[Shard]:
-    return sorted(shards, key=lambda shard: (shard.dim, shard.blocks))
+    return sorted(shards, key=Shard.order)
 
 
 def _ordered(rule: AxisRule) -> list[Label]:
     return sorted(rule.split, key=str)
 
 
-def shard_of(axes: Axes, label: Label, blocks: int) -> Shard | None:
+def shard_of(axes: Axes, label: Label, blocks: Blocks) -> Shard | None:
     """Return the split of a tensor that splits axis `label` in `blocks` blocks; None where it lacks the axis."""
     for dim, axis in enumerate(axes):
         if isinstance(axis, Factors):
             outer = 1
             for name, size in axis.axes:
                 if name == label and name is not None:
-                    return Shard(dim, outer * blocks)
+                    return Shard(dim, outer * blocks) if isinstance(blocks, int) else None
                 outer *= size
         elif axis == label and axis is not None:
             return Shard(dim, blocks)
@@ -155,9 +159,13 @@ def _has(axes: Axes, label: Label) -> bool:
     return shard_of(axes, label, 1) is not None
 
 
-def _labels_at(axes: Axes, shard: Shard, rule: AxisRule, parts: int) -> Iterator[tuple[Label, int]]:
+def _labels_at(axes: Axes, shard: Shard, rule: AxisRule, parts: int) -> Iterator[tuple[Label, Blocks]]:
     """Yield the axis that a split of a tensor splits, and in how many blocks."""
     axis = axes[shard.dim]
+    if not isinstance(shard.blocks, int):
+        if axis is not None and not isinstance(axis, Factors) and axis in rule.split:
+            yield axis, shard.blocks
+        return
     factors = axis.axes if isinstance(axis, Factors) else ((axis, 0),)
     outer = 1
     for name, size in factors:
@@ -167,7 +175,7 @@ def _labels_at(axes: Axes, shard: Shard, rule: AxisRule, parts: int) -> Iterator
         outer *= size
 
 
-def _bound(tensors: Sequence[Axes], label: Label, blocks: int, parts: int) -> list[Slot]:
+def _bound(tensors: Sequence[Axes], label: Label, blocks: Blocks, parts: int) -> list[Slot]:
     """Return the split of every tensor that has the axis; empty when an axis inside a product does not divide."""
     found: list[Slot] = []
     for slot, axes in enumerate(tensors):
@@ -175,7 +183,7 @@ def _bound(tensors: Sequence[Axes], label: Label, blocks: int, parts: int) -> li
         if shard is None:
             continue
         axis = axes[shard.dim]
-        if isinstance(axis, Factors) and dict(axis.axes)[label] % (blocks * parts):
+        if isinstance(axis, Factors) and (not isinstance(blocks, int) or dict(axis.axes)[label] % (blocks * parts)):
             return []
         found.append((slot, shard))
     return found

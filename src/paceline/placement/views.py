@@ -11,8 +11,8 @@ from math import prod
 from paceline.placement.placements import Placement, Shape, Shard
 
 
-def _stride(shape: Shape, shard: Shard, parts: int) -> int:
-    return prod(shape[shard.dim + 1 :]) * (shape[shard.dim] // (shard.blocks * parts))
+def _stride(shape: Shape, dim: int, blocks: int, parts: int) -> int:
+    return prod(shape[dim + 1 :]) * (shape[dim] // (blocks * parts))
 
 
 def _shard_with_stride(shape: Shape, stride: int, parts: int) -> Shard | None:
@@ -26,9 +26,21 @@ def _shard_with_stride(shape: Shape, stride: int, parts: int) -> Shard | None:
     return None
 
 
+def _with_segments(before: Shape, after: Shape, dim: int, segments: tuple[int, ...], parts: int) -> Shard | None:
+    """Unequal blocks survive where a dimension ends at the same place, such as heads taken out of a projection."""
+    inner = prod(before[dim + 1 :])
+    for other in range(len(after)):
+        unit = prod(after[other + 1 :])
+        if after[other] * unit == before[dim] * inner and all(size * inner % (unit * parts) == 0 for size in segments):
+            return Shard(other, tuple(size * inner // unit for size in segments))
+    return None
+
+
 def through_view(before: Shape, after: Shape, placement: Placement, parts: int) -> Placement | None:
     """Placement of a tensor of shape `before` once it is viewed as `after`; None when the view mixes the split."""
     if not isinstance(placement, Shard):
         return placement
-    stride = _stride(before, placement, parts)
+    if not isinstance(placement.blocks, int):
+        return _with_segments(before, after, placement.dim, placement.blocks, parts)
+    stride = _stride(before, placement.dim, placement.blocks, parts)
     return _shard_with_stride(after, stride, parts) if stride else None

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
+from paceline.placement.located import coordinate
 from paceline.placement.placements import Shard
 from paceline.runtime import collectives, direct
 from paceline.runtime.passes.views import is_view
@@ -89,12 +90,14 @@ class _Binder:
         self.bindings = {
             collectives.all_reduce: self._all_reduce,
             collectives.all_reduce_in_place: self._all_reduce,
+            collectives.all_reduce_max: self._all_reduce_max,
             collectives.reduce_scatter: self._reduce_scatter,
             collectives.all_gather: self._all_gather,
             collectives.all_to_all: self._all_to_all,
             collectives.wait: self._wait,
             collectives.take_piece: self._piece,
             collectives.take_term: self._term,
+            coordinate: self._coordinate,
         }
         self._groups = groups
         self._functional = functional
@@ -131,6 +134,9 @@ class _Binder:
         reuse = node.target is collectives.all_reduce_in_place and not self._functional
         target = c10d.all_reduce_.default if reuse else c10d.all_reduce.default
         return self._call(target, node.args[0], "sum", self._group(node).name)
+
+    def _all_reduce_max(self, node: Node) -> Node:
+        return self._call(c10d.all_reduce.default, node.args[0], "max", self._group(node).name)
 
     def _reduce_scatter(self, node: Node) -> Node:
         exchange = self._shared(node) or self._exchange(direct.ReduceScatter, node)
@@ -176,6 +182,8 @@ class _Binder:
     def _piece(self, node: Node) -> Node:
         x, placement, _, parts = node.args
         assert isinstance(x, Node) and isinstance(placement, Shard) and isinstance(parts, int)
+        if not isinstance(placement.blocks, int):
+            return self._segments(node, x, placement.dim, placement.blocks, parts)
         shape = tuple(x.meta["val"].shape)
         outer = prod(shape[: placement.dim]) * placement.blocks
         rows = self._call(aten.reshape.default, x, [outer, parts, prod(shape) // (outer * parts)])
@@ -183,6 +191,20 @@ class _Binder:
         piece = self._call(aten.reshape.default, mine, list(node.meta["val"].shape))
         # Kernels such as layer norm's backward silently assume contiguous pieces.
         return self._call(aten.clone.default, piece, memory_format=torch.contiguous_format)
+
+    def _segments(self, node: Node, x: Node, dim: int, segments: tuple[int, ...], parts: int) -> Node:
+        index, cuts, start = self._group(node).index, [], 0
+        for size in segments:
+            begin = start + size // parts * index
+            cuts.append(self._call(aten.slice.Tensor, x, dim, begin, begin + size // parts))
+            start += size
+        return self._call(aten.cat.default, cuts, dim)
+
+    def _coordinate(self, node: Node) -> Node:
+        name = f"coordinate_{node.args[-2]}"
+        if not hasattr(self.root, name):
+            self.root.register_buffer(name, torch.tensor(self._group(node).index), persistent=False)
+        return self.graph.get_attr(name)
 
     def _term(self, node: Node) -> Node:
         x = node.args[0]

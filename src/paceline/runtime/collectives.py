@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.placement.located import coordinate
 from paceline.placement.placements import Placement, local_shape
 
 
@@ -20,6 +21,11 @@ def all_reduce(x: Tensor, axis: str, parts: int) -> Tensor:
 
 def all_reduce_in_place(x: Tensor, axis: str, parts: int) -> Tensor:
     """Start the sum of `x`, a buffer that nothing else reads, into itself."""
+    return x.new_empty(x.shape)
+
+
+def all_reduce_max(x: Tensor, axis: str, parts: int) -> Tensor:
+    """Start the maximum of `x` over the ranks of an axis."""
     return x.new_empty(x.shape)
 
 
@@ -58,15 +64,17 @@ FUNCTIONS: dict[str, Any] = {
     for function in (
         all_reduce,
         all_reduce_in_place,
+        all_reduce_max,
         reduce_scatter,
         all_gather,
         all_to_all,
         wait,
         take_piece,
         take_term,
+        coordinate,
     )
 }
 """By the name under which they are stored on disk."""
 
-STARTS = {all_reduce, all_reduce_in_place, reduce_scatter, all_gather, all_to_all}
+STARTS = {all_reduce, all_reduce_in_place, all_reduce_max, reduce_scatter, all_gather, all_to_all}
 """Those that communicate; each is followed by a `wait`."""

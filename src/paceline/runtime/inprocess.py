@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from paceline.placement.located import coordinate
 from paceline.placement.pieces import take
 from paceline.plan import Mesh
 from paceline.program.random import is_random
@@ -83,6 +84,8 @@ class InProcessExecutor:
         return [gathered[rank] for rank in self.ranks]
 
     def _call(self, node: Node, environment: dict[Node, list[Any]]) -> list[Any]:
+        if node.target is coordinate:
+            return [torch.tensor(self._index(rank, str(node.args[0]))) for rank in self.ranks]
         if node.target in collectives.FUNCTIONS.values():
             x, *rest = node.args
             assert isinstance(x, Node)
@@ -104,6 +107,8 @@ class InProcessExecutor:
                 return values
             case "all_reduce" | "all_reduce_in_place":
                 return self._reduce(values, rest[0])
+            case "all_reduce_max":
+                return self._per_group(rest[0], values, lambda group, _: reduce(torch.maximum, group))
             case "reduce_scatter":
                 summed = self._reduce(values, rest[0])
                 return [summed[rank][self._index(rank, rest[0])].clone() for rank in self.ranks]

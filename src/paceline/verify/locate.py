@@ -163,6 +163,8 @@ class _Comparison:
         if len(origins) != 1 or not isinstance(values[0], Tensor):
             return
         (origin,) = origins
+        if not origin.node:
+            return
         key = (origin.node, origin.index)
         source = self._serial.nodes[origin.node]
         if key in self._found or source.target in _UNDEFINED:

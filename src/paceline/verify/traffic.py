@@ -26,7 +26,7 @@ def traffic(graph: Graph | None) -> dict[str, Volume]:
     found: dict[str, Volume] = {}
     for node in graph.nodes if graph is not None else ():
         if node.op == "call_function" and node.target in STARTS:
-            kind = node.target.__name__.removesuffix("_in_place")
+            kind = node.target.__name__.removesuffix("_in_place").removesuffix("_max")
             before, value = found.get(kind, Volume()), node.args[0].meta["val"]
             found[kind] = Volume(before.count + 1, before.bytes + value.numel() * value.element_size())
     return dict(sorted(found.items()))

@@ -8,6 +8,7 @@ EuroSys 2019). An operator without a rule is replicated: correct, and reported.
 
 from paceline.placement.rules import (  # noqa: F401  (importing a family registers its rules)
     attention,
+    constraint,
     contraction,
     convolution,
     creation,
@@ -19,6 +20,17 @@ from paceline.placement.rules import (  # noqa: F401  (importing a family regist
     structural,
     windows,
 )
-from paceline.placement.rules.rule import AxisRule, Call, Factors, MapRule, Rule, Strategy, has_rule, rule_of
+from paceline.placement.rules.rule import (
+    AxisRule,
+    Call,
+    Factors,
+    MapRule,
+    Move,
+    Rule,
+    Strategy,
+    Written,
+    has_rule,
+    rule_of,
+)
 
-__all__ = ["AxisRule", "Call", "Factors", "MapRule", "Rule", "Strategy", "has_rule", "rule_of"]
+__all__ = ["AxisRule", "Call", "Factors", "MapRule", "Move", "Rule", "Strategy", "Written", "has_rule", "rule_of"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx import Node
 
 from paceline.placement.placements import Placement, Shape
+
+if TYPE_CHECKING:
+    from paceline.placement.writer import Writer
 
 Label = Hashable
 
@@ -83,6 +87,27 @@ def unchanged(arguments: dict[str, Any], strategy: Strategy, parts: int) -> dict
 
 
 @dataclass(frozen=True)
+class Move:
+    """What a written strategy redistributes, for its price: `nbytes` of the whole tensor with respect to the axis."""
+
+    nbytes: int
+    source: Placement
+    target: Placement
+
+
+Write = Callable[["Writer", Mapping[str, Any], Strategy], Sequence["Node | None"]]
+"""(writer, arguments by schema name with nodes for tensors, strategy) -> a node for each result of the operator."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a strategy is lowered that is more than its operator on pieces, and what it moves between ranks."""
+
+    write: Write
+    moves: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True)
 class AxisRule:
     """A rule in named axes.
 
@@ -97,6 +122,7 @@ class AxisRule:
             are partial sums then.
         extra: further strategies that named axes do not express.
         localize: rewrites size arguments for local pieces.
+        written: for the labels whose strategies are more than the operator on pieces, how they are lowered.
     """
 
     inputs: tuple[Axes, ...]
@@ -107,6 +133,7 @@ class AxisRule:
     linear: tuple[tuple[int, ...], ...] = ()
     extra: tuple[Strategy, ...] = ()
     localize: Localize = unchanged
+    written: Mapping[Label, Written] = field(default_factory=dict)
 
 
 Carry = Callable[[Placement, int], "Placement | None"]

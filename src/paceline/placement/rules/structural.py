@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.placement.placements import Placement, Shape, Shard
+from paceline.placement.placements import Placement, Shape, Shard, merged
 from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, MapRule, Strategy, rule
 from paceline.placement.rules.words import labels_in, numbered, sized, whole
 from paceline.placement.views import through_view
@@ -117,14 +117,31 @@ def _interval(call: Call, size: int) -> tuple[int, int]:
     return min(max(start, 0), size), min(max(end, 0), size)
 
 
-def _cut(dim: int, start: int, part: int, size: int, placement: Placement, *, widen: bool = False) -> Placement | None:
-    """Placement of the elements [start, start + part) of a dimension of `size`; with `widen`, the reverse."""
+def _cut(dim: int, start: int, part: int, size: int, placement: Placement) -> Placement | None:
+    """Placement of the elements [start, start + part) of a dimension of `size`: those of whole blocks of it."""
     if not isinstance(placement, Shard) or placement.dim != dim or part == size:
         return placement
-    block = (part if widen else size) // placement.blocks
-    if part == 0 or start % block or part % block or size % block:
+    kept, begin = [], 0
+    for block in placement.sizes(size):
+        if start < begin + block and begin < start + part:
+            kept.append(block)
+            if begin < start or begin + block > start + part:
+                return None
+        begin += block
+    return merged(dim, tuple(kept)) if kept else None
+
+
+def _widened(dim: int, start: int, part: int, size: int, placement: Placement) -> Placement | None:
+    """The reverse: blocks before and behind are as large as those of the part, or one each if that does not divide."""
+    if not isinstance(placement, Shard) or placement.dim != dim or part == size:
+        return placement
+    if part == 0:
         return None
-    return Shard(dim, (size if widen else part) // block)
+    blocks, rest = placement.sizes(part), size - start - part
+    block = blocks[0]
+    if len(set(blocks)) == 1 and start % block == 0 and rest % block == 0:
+        return Shard(dim, size // block)
+    return merged(dim, tuple(n for n in (start, *blocks, rest) if n))
 
 
 def _localized_interval(dim: int, start: int, end: int, placement: Placement, parts: int) -> dict[str, Any]:
@@ -146,7 +163,7 @@ def _slice(call: Call) -> MapRule:
 
     return MapRule(
         lambda placement, parts: _cut(dim, start, end - start, size, placement),
-        lambda placement, parts: _cut(dim, start, end - start, size, placement, widen=True),
+        lambda placement, parts: _widened(dim, start, end - start, size, placement),
         localize,
     )
 
@@ -166,7 +183,7 @@ def _slice_backward(call: Call) -> MapRule:
         return resize(arguments, strategy, parts) | _localized_interval(dim, start, end, strategy.inputs[0], parts)
 
     return MapRule(
-        lambda placement, parts: _cut(dim, start, end - start, size, placement, widen=True),
+        lambda placement, parts: _widened(dim, start, end - start, size, placement),
         lambda placement, parts: _cut(dim, start, end - start, size, placement),
         localize,
     )
@@ -181,20 +198,25 @@ def _all_but(dim: int) -> MapRule:
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default)
 def _split(call: Call) -> MapRule:
-    """Equal pieces of a dimension; with `k` pieces, `k` blocks of the whole are one block of each."""
-    dim, count = call["dim"] % len(call.inputs[0]), len(call.outputs)
-    equal = len(set(call.outputs)) == 1
+    """Pieces of a dimension. A split of each of them is a split of the whole in blocks."""
+    shape = call.inputs[0]
+    dim = call["dim"] % len(shape)
+    sizes = [(out or ())[dim] for out in call.outputs]
     name = "split_size" if "split_size" in call.arguments else "split_sizes"
 
     def forward(placement: Placement, parts: int) -> Placement | None:
         if not isinstance(placement, Shard) or placement.dim != dim:
             return placement
-        return Shard(dim, placement.blocks // count) if equal and placement.blocks % count == 0 else None
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        pieces = {_cut(dim, start, size, shape[dim], placement) for start, size in zip(starts, sizes, strict=True)}
+        return pieces.pop() if len(pieces) == 1 else None
 
     def backward(placement: Placement, parts: int) -> Placement | None:
         if not isinstance(placement, Shard) or placement.dim != dim:
             return placement
-        return Shard(dim, placement.blocks * count) if equal else None
+        if not isinstance(placement.blocks, int) or any(size % placement.blocks for size in sizes):
+            return None
+        return merged(dim, tuple(size // placement.blocks for size in sizes for _ in range(placement.blocks)))
 
     def localize(arguments: dict[str, Any], strategy: Strategy, parts: int) -> dict[str, Any]:
         placement, given = strategy.inputs[0], arguments[name]
@@ -210,17 +232,25 @@ def _split(call: Call) -> MapRule:
 
 @rule(aten.cat.default)
 def _cat(call: Call) -> AxisRule:
+    """Tensors one after the other. A split of each of them is a split of the whole in blocks."""
     shape, everything = _output(call), tuple(range(len(call.inputs)))
     dim = call["dim"] % len(shape)
     labels: Axes = numbered(len(shape))
-    equal = len(set(call.inputs)) == 1
+    sizes = [of[dim] if len(of) == len(shape) else 0 for of in call.inputs]  # old code joins empty tensors
+    equal = len(set(sizes)) == 1
     part: Axes = tuple(None if d == dim and not equal else label for d, label in enumerate(labels))
     joined: Axes = tuple(
         Factors(((None, len(call.inputs)), (label, call.inputs[0][dim]))) if d == dim and equal else label
         for d, label in enumerate(part)
     )
-    inputs = tuple(part if len(of) == len(shape) else whole(of) for of in call.inputs)  # old code joins empty tensors
-    return AxisRule(inputs, (joined,), labels_in([joined]), linear=(everything,))
+    inputs = tuple(part if len(of) == len(shape) else whole(of) for of in call.inputs)
+    extra = () if equal or 0 in sizes else (_segmented(dim, tuple(sizes)),)
+    return AxisRule(inputs, (joined,), labels_in([joined]), linear=(everything,), extra=extra)
+
+
+def _segmented(dim: int, sizes: tuple[int, ...]) -> Strategy:
+    """Each of several tensors of unequal sizes is split, and so each of their blocks in the whole."""
+    return Strategy((Shard(dim),) * len(sizes), (Shard(dim, sizes),), "segments")
 
 
 @rule(aten.stack.default)

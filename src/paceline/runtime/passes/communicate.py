@@ -17,7 +17,16 @@ import torch
 from torch.fx import Graph, Node
 
 from paceline.placement.origins import ORIGINS, origins_of
-from paceline.placement.placements import Placement, Replicate, Shape, Shard, global_shape, local_shape
+from paceline.placement.placements import (
+    MAXIMUM,
+    PARTIAL,
+    Placement,
+    Replicate,
+    Shape,
+    Shard,
+    global_shape,
+    local_shape,
+)
 from paceline.placement.redistribute import (
     Collective,
     collective_of,
@@ -73,7 +82,12 @@ def _groups(graph: Graph, bucket_bytes: int) -> list[_Group]:
     for node in sorted(nodes, key=lambda n: order[n.args[0]]):
         _, source, target, _, _ = redistribution_of(node)
         kind = collective_of(source, target)
-        if bucket_bytes and kind in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER) and _only_for_output(node):
+        if (
+            bucket_bytes
+            and kind in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+            and source == PARTIAL
+            and _only_for_output(node)
+        ):
             gradients.add(kind, node)
         elif not (kind is Collective.ALL_GATHER and isinstance(target, Replicate) and node.args[0] in from_inputs):
             groups.append(_Group(kind, [node]))
@@ -248,6 +262,8 @@ class _Emitter:
                 return self._rows_by_rank(move.x, move.local, move.target, move.parts)
 
     def _rows_by_rank(self, x: Node, shape: Shape, shard: Shard, parts: int) -> Node:
+        if not isinstance(shard.blocks, int):
+            return self._segments_by_rank(x, shard.dim, shard.blocks, parts)
         outer = prod(shape[: shard.dim]) * shard.blocks
         rest = prod(shape) // (outer * parts)
         if outer > 1:
@@ -255,9 +271,21 @@ class _Emitter:
             x = self.call(aten.permute.default, x, [1, 0, 2])
         return self.call(aten.reshape.default, x, [parts, outer * rest])
 
+    def _segments_by_rank(self, x: Node, dim: int, segments: tuple[int, ...], parts: int) -> Node:
+        cuts = self.call(
+            aten.split_with_sizes.default, x, [size // parts for size in segments for _ in range(parts)], dim
+        )
+        rows = []
+        for rank in range(parts):
+            mine = [self.item(cuts, block * parts + rank) for block in range(len(segments))]
+            rows.append(self.call(aten.reshape.default, self.call(aten.cat.default, mine, dim), [1, -1]))
+        return self.call(aten.cat.default, rows, 0)
+
     def _start(self, group: _Group, move: _Move, packed: list[Node], fresh: bool) -> Node:
         where = (move.axis, move.parts)
         match group.kind:
+            case Collective.ALL_REDUCE if move.source == MAXIMUM:
+                return self.call(collectives.all_reduce_max, packed[0], *where)
             case Collective.ALL_REDUCE if len(packed) == 1 and fresh:
                 return self.call(collectives.all_reduce_in_place, packed[0], *where)
             case Collective.ALL_REDUCE if len(packed) > 1:
@@ -285,7 +313,10 @@ class _Emitter:
     def _unpack(self, move: _Move, kind: Collective, piece: Node) -> Node:
         match kind:
             case Collective.ALL_REDUCE:
-                return self.call(aten.reshape.default, piece, list(move.local))
+                whole = self.call(aten.reshape.default, piece, list(move.local))
+                if isinstance(move.target, Replicate):
+                    return whole
+                return self.call(collectives.take_piece, whole, move.target, move.axis, move.parts)
             case Collective.REDUCE_SCATTER:
                 assert isinstance(move.target, Shard)
                 return self.call(aten.reshape.default, piece, list(local_shape(move.local, move.target, move.parts)))
@@ -301,11 +332,19 @@ class _Emitter:
 
     def _join(self, rows: Node, local: Shape, shard: Shard, parts: int) -> Node:
         """rows: [parts, n], each a piece of shape `local` split along `shard`; returns the joined tensor."""
+        if not isinstance(shard.blocks, int):
+            return self._join_segments(rows, local, shard.dim, shard.blocks, parts)
         outer = prod(local[: shard.dim]) * shard.blocks
         if outer > 1:
             rows = self.call(aten.reshape.default, rows, [parts, outer, prod(local) // outer])
             rows = self.call(aten.permute.default, rows, [1, 0, 2])
         return self.call(aten.reshape.default, rows, list(global_shape(local, shard, parts)))
+
+    def _join_segments(self, rows: Node, local: Shape, dim: int, segments: tuple[int, ...], parts: int) -> Node:
+        sizes = [size // parts for size in segments]
+        pieces = [self.call(aten.reshape.default, self.call(aten.select.int, rows, 0, i), local) for i in range(parts)]
+        cuts = [self.call(aten.split_with_sizes.default, piece, sizes, dim) for piece in pieces]
+        return self.call(aten.cat.default, [self.item(cut, block) for block in range(len(sizes)) for cut in cuts], dim)
 
 
 @dataclass(frozen=True)
