@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch.fx import Node
@@ -10,9 +10,10 @@ from torch.fx import Node
 from paceline.errors import PlacementError, nearest
 from paceline.placement.placements import REPLICATE, Placement, divides, parse_placement
 from paceline.placement.rules.constraint import CONSTRAIN
+from paceline.plan import Pin
 from paceline.program.program import Input, InputRole, Program
 
-__all__ = ["CONSTRAIN", "Pins", "check_pin", "constraint_of", "pinned"]
+__all__ = ["CONSTRAIN", "check_pin", "constraint_of", "pinned"]
 
 
 def constraint_of(node: Node, axis: str) -> Placement | None:
@@ -25,15 +26,11 @@ def constraint_of(node: Node, axis: str) -> Placement | None:
     return parse_placement(asked[axis]) if axis in asked else None
 
 
-Pins = Sequence[tuple[str, Mapping[str, str]]]
-"""Patterns of parameter names, and the placement along each axis that is pinned."""
-
-
-def pinned(program: Program, pins: Pins, axes: Sequence[str]) -> dict[str, dict[Input, Placement]]:
+def pinned(program: Program, pins: Sequence[Pin], axes: Sequence[str]) -> dict[str, dict[Input, Placement]]:
     """Return, for each axis, the placements that pins ask for. Later pins win over earlier ones.
 
     Raises:
-        PlacementError: a pattern matches no parameter, an axis is not in the mesh, or a placement cannot be read.
+        PlacementError: a pattern matches no parameter, or a placement cannot be read.
     """
     parameters = [item for item in program.inputs if item.role is InputRole.PARAMETER]
     names = [item.name for item in parameters]
@@ -43,8 +40,6 @@ def pinned(program: Program, pins: Pins, axes: Sequence[str]) -> dict[str, dict[
         if not matching:
             raise PlacementError(f"the pin '{pattern}' matches no parameter.{nearest(pattern, names)}")
         for axis, text in wanted.items():
-            if axis not in axes:
-                raise PlacementError(f"the pin '{pattern}' names the axis '{axis}'; the mesh has {', '.join(axes)}.")
             found[axis].update(dict.fromkeys(matching, parse_placement(text)))
     return found
 

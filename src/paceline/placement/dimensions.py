@@ -52,7 +52,7 @@ def dimensions(program: Program) -> dict[Input, Dimensions]:
     exact = {item for item, node in nodes.items() if not node.meta["val"].is_floating_point()}
     times = {shape[1] for item, shape in shapes.items() if item in exact and len(shape) == 2}
     places = {
-        shape[2:]
+        _places(shape)
         for item, shape in shapes.items()
         if item not in exact and len(shape) == 4 and not _is_mask(shape, times)
     }

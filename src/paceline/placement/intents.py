@@ -35,12 +35,15 @@ class Intent:
         follow: batch inputs are split along one of these dimensions, and every operator that has a dimension which
             descends from it runs split along it.
         avoid: no operator is split along what descends from these dimensions.
+        regions: of these, such as are split outside of products: between two products of a block, norms and residuals
+            need each token once (sequence-parallel regions of Megatron; Korthikanti et al., 2022).
         parameters: where parameters live.
         whole: every operator runs whole.
     """
 
     follow: frozenset[Dimension] = frozenset()
     avoid: frozenset[Dimension] = frozenset()
+    regions: frozenset[Dimension] = frozenset()
     parameters: Parameters = Parameters.WHOLE
     whole: bool = False
 
@@ -48,8 +51,14 @@ class Intent:
 _DATA = frozenset(Dimension)
 
 
-def intent_of(axis: Axis, *, split_batch: bool) -> Intent:
-    """Return what an axis asks for; `split_batch=False` is for a batch too small to divide."""
+def intent_of(axis: Axis, *, split_batch: bool, saves_memory: bool = False) -> Intent:
+    """Return what an axis asks for.
+
+    Args:
+        axis: what the axis is for.
+        split_batch: False for a batch too small to divide.
+        saves_memory: what ranks hold is limited, so that `tp` splits also what it would keep whole.
+    """
     match axis:
         case Axis.DP | Axis.FSDP:
             where = Parameters.SHARDED if axis is Axis.FSDP else Parameters.WHOLE
@@ -60,7 +69,8 @@ def intent_of(axis: Axis, *, split_batch: bool) -> Intent:
         case Axis.HW:
             return Intent(follow=frozenset({Dimension.HEIGHT, Dimension.WIDTH}))
         case Axis.TP:
-            return Intent(avoid=_DATA, parameters=Parameters.SPLIT)
+            regions = frozenset({Dimension.TIME}) if saves_memory else frozenset()
+            return Intent(avoid=_DATA, regions=regions, parameters=Parameters.SPLIT)
         case Axis.AUTO:
             return Intent(parameters=Parameters.FREE)
 

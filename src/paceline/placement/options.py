@@ -11,7 +11,8 @@ from paceline.errors import PlacementError
 from paceline.placement.calls import Ref, results
 from paceline.placement.candidates import Candidates, descendants
 from paceline.placement.constraints import CONSTRAIN, check_pin, constraint_of
-from paceline.placement.costs import Costs
+from paceline.placement.costs import Costs, matmul_flops
+from paceline.placement.dimensions import Dimension
 from paceline.placement.intents import Intent, allowed_input_placements, followed
 from paceline.placement.placements import REPLICATE, Placement, Shard, divides
 from paceline.placement.problem import Problem
@@ -50,7 +51,8 @@ def options(
         intent,
         candidates,
         followed=descendants(problem, splits),
-        avoided=descendants(problem, _avoided(problem, intent, candidates)),
+        avoided=descendants(problem, _along(problem, intent.avoid - intent.regions, candidates)),
+        avoided_in_products=descendants(problem, _along(problem, intent.avoid, candidates)),
         costs=costs,
         splits=splits,
         fixed=fixed,
@@ -66,11 +68,12 @@ def _followed(problem: Problem, intent: Intent) -> dict[Node, list[Shard]]:
     return {node: shards for node, shards in found.items() if shards}
 
 
-def _avoided(problem: Problem, intent: Intent, candidates: Candidates) -> dict[Node, list[Shard]]:
+def _along(problem: Problem, dimensions: frozenset[Dimension], candidates: Candidates) -> dict[Node, list[Shard]]:
+    """Every split of the batch inputs along these dimensions."""
     return {
-        node: [shard for shard in candidates.of(Ref(node, 0)) if meaning[shard.dim] in intent.avoid]
+        node: [shard for shard in candidates.of(Ref(node, 0)) if meaning[shard.dim] in dimensions]
         for node, meaning in problem.meanings.items()
-        if intent.avoid
+        if dimensions
     }
 
 
@@ -83,6 +86,7 @@ class _Choice:
     candidates: Candidates
     followed: dict[Ref, set[Shard]]
     avoided: dict[Ref, set[Shard]]
+    avoided_in_products: dict[Ref, set[Shard]]
     costs: Costs
     splits: Mapping[Node, list[Shard]]
     fixed: Mapping[Node, Placement]
@@ -118,7 +122,9 @@ class _Choice:
             # draws a dropout mask whole and cuts it before the cast, and it casts a shard of a parameter before the
             # gather.
             return [s for s in found if _touches(s, inputs, outputs, self.followed)] or found
-        return [s for s in found if not _touches(s, inputs, outputs, self.avoided)]
+        is_product = matmul_flops(self.problem.calls[node]) > 0
+        avoided = self.avoided_in_products if is_product else self.avoided
+        return [s for s in found if not _touches(s, inputs, outputs, avoided)]
 
 
 def _touches(strategy: Strategy, inputs: list[Ref], outputs: list[Ref], splits: dict[Ref, set[Shard]]) -> bool:

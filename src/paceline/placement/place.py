@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.placement.constraints import Pins, pinned
+from paceline.placement.constraints import pinned
 from paceline.placement.costs import Costs
 from paceline.placement.dimensions import batch_size, dimensions
 from paceline.placement.fitting import check_batch, check_dimensions
@@ -14,7 +14,7 @@ from paceline.placement.options import options
 from paceline.placement.placements import Placement, Shape, global_shape
 from paceline.placement.problem import Problem
 from paceline.placement.solver import solve
-from paceline.plan import Axis, Mesh
+from paceline.plan import Axis, Mesh, Plan
 from paceline.program.program import Input, Program
 
 
@@ -56,31 +56,34 @@ class PlacedProgram:
         return shape
 
 
-def place(program: Program, mesh: Mesh, *, split_batch: bool = True, pins: Pins = ()) -> PlacedProgram:
+def place(program: Program, plan: Plan | Mesh, *, split_batch: bool = True) -> PlacedProgram:
     """Place a captured program on a mesh.
 
     Args:
         program: the global program.
-        mesh: named axes; each is solved in turn, with the redistributions of the earlier ones in the graph.
+        plan: its mesh's axes are solved one after the other, with the redistributions of the earlier ones in the graph.
+            Its pins are what parameters must be, and its memory is what a rank may hold.
         split_batch: False computes the whole batch on every rank, for one that is too small to divide.
-        pins: placements of parameters that the user asks for.
 
     Raises:
         PlanError: a dimension of the batch does not divide; the message names sizes that do.
         PlacementError: no placement satisfies the plan.
     """
+    plan = Plan(plan) if isinstance(plan, Mesh) else plan
+    mesh = plan.mesh
     if split_batch:
         check_batch(batch_size(program), mesh)
     meanings = dimensions(program)
     nodes = dict(zip(program.inputs, program.placeholders, strict=True))
     check_dimensions({item: tuple(nodes[item].meta["val"].shape) for item in meanings}, meanings, mesh)
-    fixed = pinned(program, pins, mesh.names)
+    fixed = pinned(program, plan.pins, mesh.names)
     costs = Costs()
     placements: dict[Input, tuple[Placement, ...]] = {item: () for item in program.inputs}
     reports, unknown = [], set()
     for axis, parts in mesh.axes:
         problem = Problem(program, axis, parts, meanings)
-        choices = options(problem, intent_of(Axis(axis), split_batch=split_batch), costs, fixed[axis])
+        intent = intent_of(Axis(axis), split_batch=split_batch, saves_memory=plan.memory_bytes is not None)
+        choices = options(problem, intent, costs, fixed[axis])
         solution = solve(problem, choices, costs)
         unknown.update(problem.unknown_operators())
         program, along = lower(problem, solution, costs)

@@ -96,7 +96,7 @@ class Planner:
         if self._lifted:
             program = lift(program)
         captured = time.perf_counter()
-        step = schedule(place(program, self._plan.mesh, split_batch=split), self._plan)
+        step = schedule(place(program, self._plan, split_batch=split), self._plan)
         self._capture_s, self._place_s = captured - began, time.perf_counter() - captured
         if step.unknown_operators:
             _log.warning("no rule for %s: every rank computes them whole", ", ".join(step.unknown_operators))

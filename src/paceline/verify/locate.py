@@ -96,7 +96,7 @@ def first_difference(program: Program, module: nn.Module, batch: Batch, plan: Pl
         torch.manual_seed(SEED)
         serial.run(*program_inputs(program, tensors, leaves), enable_io_processing=False)
         # Scheduling changes graphs in place, so the plan gets a copy of its own.
-        step = schedule(place(lift(program), plan.mesh), plan)
+        step = schedule(place(lift(program), plan), plan)
         comparison = _Comparison(serial, plan.mesh)
         torch.manual_seed(SEED)
         _run(step, InProcessExecutor(plan.mesh, [torch.device("cpu")], comparison.observe), tensors, leaves)
