@@ -168,6 +168,8 @@ class Plan:
         bucket_bytes: small collectives are merged until a bucket holds this many bytes; 0 merges nothing.
         compile: compile the placed programs with Inductor.
         pins: placements of parameters that the user chose; where several match a parameter, the last one counts.
+        memory_bytes: what a rank may hold of parameters, gradients, optimizer state (two values each) and what the
+            backward pass reads of the forward pass; None sets no limit. Asked for less, the solver splits more.
     """
 
     mesh: Mesh = field(default_factory=Mesh)
@@ -175,6 +177,7 @@ class Plan:
     bucket_bytes: int = 4 << 20
     compile: bool = False
     pins: tuple[Pin, ...] = ()
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (2, 3):
@@ -184,6 +187,8 @@ class Plan:
             )
         if self.bucket_bytes < 0:
             raise PlanError(f"bucket_bytes is {self.bucket_bytes}; it is a number of bytes from 0.")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise PlanError(f"memory_bytes is {self.memory_bytes}; it is a number of bytes from 1, or none.")
         for pin in self.pins:
             for axis in pin.placements:
                 if axis not in self.mesh.names:

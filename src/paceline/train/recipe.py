@@ -113,6 +113,7 @@ class PlanSection(Section):
     bucket_bytes: CountOrZero = Plan.bucket_bytes
     compile: Flag = Plan.compile
     pins: Pins = {}
+    memory_bytes: Count | None = None
 
 
 class ValidateSection(Section):
@@ -282,17 +283,18 @@ class Recipe(Section):
             bucket_bytes=section.bucket_bytes,
             compile=compiled,
             pins=tuple(Pin.parse(f"{pattern}:{where}") for pattern, where in section.pins.items()),
+            memory_bytes=section.memory_bytes,
         )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         piece = self.train.batch // self.train.micro_batches
-        ranks = self.mesh.size
-        if piece % ranks:
-            nearby = sorted({max(1, piece // ranks) * ranks, (piece // ranks + 1) * ranks})
+        parts = self.mesh.batch_parts
+        if piece % parts:
+            nearby = sorted({max(1, piece // parts) * parts, (piece // parts + 1) * parts})
             raise complaint(
-                f"mesh '{self.mesh}' splits the batch over {ranks} ranks, which do not divide the {piece} samples of a "
-                f"micro-batch (train.batch / train.micro_batches). Ranks that would: {_listed(_divisors(piece))}; "
+                f"mesh '{self.mesh}' splits the batch into {parts} parts, which do not divide the {piece} samples of a "
+                f"micro-batch (train.batch / train.micro_batches). Parts that would: {_listed(_divisors(piece))}; "
                 f"batches that would: {_listed(n * self.train.micro_batches for n in nearby)}.",
                 "mesh",
             )
