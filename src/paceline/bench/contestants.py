@@ -107,27 +107,27 @@ def set_up(who: Contestant, workload: Workload, world: World, groups: Groups) ->
     """Return a contestant ready to train a module of its own; a collective. Ours uses the default group."""
     module, batch = workload.build()
     if who is Contestant.SERIAL:
-        return _plain(module, batch, workload)
+        return plain(module, batch, workload)
     part = {name: value.chunk(world.size)[world.rank].contiguous() for name, value in batch.items()}
     if who in OURS:
         return _ours(who, module, batch, part, workload, world)
     group = groups.on(backend_of(who, ours=GLOO))
     match ON_SHM.get(who, who):
         case Contestant.DDP:
-            return _plain(nn.parallel.DistributedDataParallel(module, process_group=group), part, workload)
+            return plain(nn.parallel.DistributedDataParallel(module, process_group=group), part, workload)
         case Contestant.DDP_TUNED:
             ddp = nn.parallel.DistributedDataParallel(
                 module, process_group=group, gradient_as_bucket_view=True, static_graph=True
             )
-            return _plain(ddp, part, workload)
+            return plain(ddp, part, workload)
         case Contestant.DDP_SYNC_BATCH_NORM:
             convert = nn.SyncBatchNorm.convert_sync_batchnorm
             synchronised = convert(module, group)  # type: ignore[no-untyped-call]  # untyped in torch
-            return _plain(nn.parallel.DistributedDataParallel(synchronised, process_group=group), part, workload)
+            return plain(nn.parallel.DistributedDataParallel(synchronised, process_group=group), part, workload)
         case Contestant.ACCELERATE:
             return _accelerate(module, part, workload, group)
-        case _ as fsdp2:
-            return _fsdp2(module, part, workload, group, keep=fsdp2 is Contestant.FSDP2_ZERO2)
+        case _ as sharded:
+            return fsdp2(module, part, workload, group, keep=sharded is Contestant.FSDP2_ZERO2)
 
 
 def _ours(who: Contestant, module: nn.Module, batch: Batch, part: Batch, workload: Workload, world: World) -> Contender:
@@ -140,8 +140,9 @@ def _ours(who: Contestant, module: nn.Module, batch: Batch, part: Batch, workloa
     return Contender(lambda: ours.local(**part), workload.optimizer(ours.parameters()), startup=ours.startups[0])
 
 
-def _plain(module: nn.Module, batch: Batch, workload: Workload) -> Contender:
-    return Contender(lambda: _loss(module, batch), workload.optimizer(module.parameters()))
+def plain(module: nn.Module, batch: Batch, workload: Workload) -> Contender:
+    """Return a contestant that trains a module as anybody would."""
+    return Contender(lambda: loss_of(module, batch), workload.optimizer(module.parameters()))
 
 
 def _accelerate(module: nn.Module, part: Batch, workload: Workload, group: dist.ProcessGroup) -> Contender:
@@ -156,10 +157,11 @@ def _accelerate(module: nn.Module, part: Batch, workload: Workload, group: dist.
     accelerator = Accelerator(cpu=True)
     accelerator.ddp_handler = OnGroup()
     prepared, optimizer = accelerator.prepare(module, workload.optimizer(module.parameters()))
-    return Contender(lambda: _loss(prepared, part), optimizer, accelerator.backward)
+    return Contender(lambda: loss_of(prepared, part), optimizer, accelerator.backward)
 
 
-def _fsdp2(module: nn.Module, part: Batch, workload: Workload, group: dist.ProcessGroup, *, keep: bool) -> Contender:
+def fsdp2(module: nn.Module, part: Batch, workload: Workload, group: dist.ProcessGroup, *, keep: bool) -> Contender:
+    """Return FSDP2 for every block, then for the root; `keep` is its ZeRO-2."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
@@ -168,10 +170,11 @@ def _fsdp2(module: nn.Module, part: Batch, workload: Workload, group: dist.Proce
         fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
     # What is gathered for the root is needed first in the backward pass: FSDP2 keeps it by default.
     fully_shard(module, mesh=mesh)
-    return _plain(module, part, workload)
+    return plain(module, part, workload)
 
 
-def _loss(module: nn.Module, batch: Batch) -> Tensor:
+def loss_of(module: nn.Module, batch: Batch) -> Tensor:
+    """Return the loss, whether a module gives it alone or in an object."""
     output = module(**batch)
     loss: Tensor = output if isinstance(output, Tensor) else output.loss
     return loss

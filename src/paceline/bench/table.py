@@ -44,19 +44,19 @@ def _table(result: dict[str, Any], model: str, title: str) -> Table:
         row = [
             who,
             result["backend"][model].get(who, ""),
-            _quartiles(times, 1e3, 1),
+            quartiles(times, 1e3, 1),
             f"{(times['median'] - times['optimizer']) * 1e3:.1f}",
         ]
-        row += [_mebibytes(memory[who][key]) for key in ("step_bytes", "start_bytes")] if who in memory else ["", ""]
+        row += [mebibytes(memory[who][key]) for key in ("step_bytes", "start_bytes")] if who in memory else ["", ""]
         if who in result["ratios"][model]:
             found = {"median": result["ratios"][model][who], **result["spread"][model][who]}
             passes = result["forward_backward"][model][who]
-            row += [f"{_short(OPPONENT[Contestant(who)])} {_quartiles(found, 1, 2)}", f"{passes:.2f}"]
+            row += [f"{_short(OPPONENT[Contestant(who)])} {quartiles(found, 1, 2)}", f"{passes:.2f}"]
         table.add_row(*row)
     return table
 
 
-def _quartiles(found: dict[str, float], scale: float, digits: int) -> str:
+def quartiles(found: dict[str, float], scale: float, digits: int) -> str:
     """Median, and the quartiles in brackets."""
     median, low, high = (f"{found[key] * scale:.{digits}f}" for key in ("median", "low", "high"))
     return f"{median} ({low}-{high})"
@@ -66,5 +66,6 @@ def _short(ours: Contestant) -> str:
     return ours.removeprefix("paceline-")
 
 
-def _mebibytes(count: int) -> str:
+def mebibytes(count: int) -> str:
+    """Bytes in MiB."""
     return f"{count / 2**20:.0f}"

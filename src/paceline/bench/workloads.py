@@ -5,7 +5,7 @@ Plain PyTorch and Hugging Face; nothing here knows Paceline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.optimizer import ParamsT
 
 Batch = dict[str, Tensor]
 VOCABULARY = 256
@@ -48,13 +49,13 @@ class Workload:
     title: str
     build: Callable[[], tuple[nn.Module, Batch]]
     blocks: Callable[[nn.Module], list[nn.Module]]
-    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    optimizer: Callable[[ParamsT], Optimizer]
     has_batch_norm: bool = False
 
 
 def workload(model: Model, scale: Scale) -> Workload:
     """Return a model at a scale."""
-    return {Model.GPT: _gpt, Model.LLAMA: _llama, Model.RESNET: _resnet}[model](scale is Scale.TINY)
+    return {Model.GPT: _gpt, Model.LLAMA: llama, Model.RESNET: _resnet}[model](scale is Scale.TINY)
 
 
 def _gpt(tiny: bool) -> Workload:
@@ -67,10 +68,11 @@ def _gpt(tiny: bool) -> Workload:
         return module, {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
 
     title = f"GPT, width {width}, {layers} layers, {time} tokens, batch {batch}, AdamW"
-    return Workload(title, build, lambda module: list(module.get_submodule("blocks").children()), _adamw)
+    return Workload(title, build, lambda module: list(module.get_submodule("blocks").children()), adamw)
 
 
-def _llama(tiny: bool) -> Workload:
+def llama(tiny: bool, queries: int = 4) -> Workload:
+    """Return Hugging Face's Llama, in which as many heads of queries share keys and values."""
     width, layers, heads, time, batch = (32, 2, 4, 16, 4) if tiny else (256, 6, 8, 128, 8)
 
     def build() -> tuple[nn.Module, Batch]:
@@ -83,14 +85,14 @@ def _llama(tiny: bool) -> Workload:
             intermediate_size=width * 11 // 4,
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            num_key_value_heads=heads // 4,
+            num_key_value_heads=heads // queries,
             max_position_embeddings=time,
         )
         tokens = torch.randint(VOCABULARY, (batch, time))
         return LlamaForCausalLM(config).train(), {"input_ids": tokens, "labels": tokens}
 
     title = f"Hugging Face Llama, width {width}, {layers} layers, {time} tokens, batch {batch}, AdamW"
-    return Workload(title, build, lambda module: list(module.get_submodule("model.layers").children()), _adamw)
+    return Workload(title, build, lambda module: list(module.get_submodule("model.layers").children()), adamw)
 
 
 def _resnet(tiny: bool) -> Workload:
@@ -112,11 +114,17 @@ def _resnet(tiny: bool) -> Workload:
 
     name = "Hugging Face ResNet" + ("" if tiny else "-18")
     title = f"{name}, {side}x{side} pixels, batch {batch}, SGD with momentum"
-    return Workload(title, build, blocks, lambda parameters: SGD(parameters, lr=1e-3, momentum=0.9), True)
+    return Workload(title, build, blocks, sgd, has_batch_norm=True)
 
 
-def _adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+def adamw(parameters: ParamsT) -> Optimizer:
+    """Return the optimizer of Transformers."""
     return AdamW(parameters, lr=1e-4, fused=True)
+
+
+def sgd(parameters: ParamsT) -> Optimizer:
+    """Return the optimizer of convolutional networks."""
+    return SGD(parameters, lr=1e-3, momentum=0.9)
 
 
 class Block(nn.Module):
