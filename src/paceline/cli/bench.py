@@ -14,6 +14,7 @@ from paceline.errors import RecipeError, nearest
 # What each name runs: a module whose `main(options)` prints its table and returns the object of `--json`.
 BENCHES = {
     "data-parallel": ("paceline.bench.data_parallel", "dp and fsdp against serial, DDP, FSDP2 and Accelerate"),
+    "operators": ("paceline.bench.operators", "split operators against PyTorch's tensor parallelism, DDP and FSDP2"),
     "collectives": ("paceline.bench.collectives", "shared memory against Gloo and the memory's copy speed, by size"),
 }
 
