@@ -65,6 +65,28 @@ def test_what_a_forward_pass_keeps_for_itself_is_put_back() -> None:
     assert not any(isinstance(value, FakeTensor) for value in vars(module).values())
 
 
+class Records(Base):
+    """Registers a hook in its first forward pass, which gets at what a part returns."""
+
+    hooked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen: list[Tensor] = []
+        if not self.hooked:
+            self.linear.register_forward_hook(lambda _module, _args, result: self.seen.append(result))
+            self.hooked = True
+        self.linear(x)
+        assert len(self.seen) == 1
+        return self.seen[0].square().mean()
+
+
+def test_hooks_that_a_forward_pass_registers_are_removed() -> None:
+    module = Records()
+    program = capture(module, (X,))
+    assert not module.linear._forward_hooks
+    assert not module.hooked and program.training
+
+
 class Counts(Base):
     step = 0
 
