@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,6 +193,27 @@ class Noisy(nn.Module):
 
 def test_random_draws_are_those_of_the_eager_module() -> None:
     capture_as_eager(Noisy(), (x(),))
+
+
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        lambda y: y.transpose(0, 1),
+        lambda y: y.view(-1, 2, 2, 2).to(memory_format=torch.channels_last),
+        lambda y: y.view(-1, 4, 2).permute(2, 0, 1)[:, ::2],
+        lambda y: y.unsqueeze(0).expand(3, -1, -1),
+    ],
+    ids=["transposed", "channels last", "permuted and cut", "expanded"],
+)
+def test_masks_of_dropout_are_drawn_in_the_order_of_memory(laid_out: Callable[[Tensor], Tensor]) -> None:
+    class Model(Regression):
+        def forward(self, x: Tensor) -> Tensor:
+            y = laid_out(self.linear(x))
+            return (F.dropout(y, 0.5) + torch.randn_like(y)).square().mean()
+
+    model = Model()
+    model.linear = nn.Linear(4, 8, dtype=DOUBLE)
+    capture_as_eager(model, (x(),))
 
 
 @pytest.mark.parametrize("batch", [4, 6])

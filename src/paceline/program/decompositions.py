@@ -85,9 +85,19 @@ def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p in (0.0, 1.0):
         return NotImplemented  # type: ignore[no-any-return]  # torch's word for: leave it whole
-    ones = torch.ones(x.shape, dtype=x.dtype, device=x.device)
-    keep = aten.bernoulli.p(ones, 1.0 - p)  # on the CPU exactly eager's draw
+    # On the CPU exactly eager's draw, which goes through the mask in the order in which `x` lies in memory.
+    order = _memory_order(x)
+    ones = torch.ones([x.shape[dim] for dim in order], dtype=x.dtype, device=x.device)
+    keep = aten.bernoulli.p(ones, 1.0 - p)
+    if order != sorted(order):
+        keep = keep.permute([order.index(dim) for dim in range(x.ndim)])
     return x * keep * (1.0 / (1.0 - p)), keep.to(torch.bool)
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    """Return the dimensions from the slowest to the fastest, as they are in memory that is laid out like `x`."""
+    strides = torch.empty_like(x).stride()
+    return sorted(range(x.ndim), key=lambda dim: (-strides[dim], dim))
 
 
 def _batch_norm_statistics(x: Tensor, running_mean: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor, int]:
