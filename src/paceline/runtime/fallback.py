@@ -18,6 +18,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from paceline.errors import PlanError
+from paceline.placement.boxes import Patch
 from paceline.placement.placements import REPLICATE, Placement
 from paceline.placement.placements import Shard as ShardPlacement
 from paceline.plan import Axis, Plan
@@ -177,9 +178,10 @@ class FallbackModule(ParallelModule):
         """Yield every piece of every parameter and buffer in this process."""
         (rank,) = self.ranks
         for name, held in self._wrapped.parameters.items():
-            yield Shard(name, rank, held.tensor, True, held.shape, held.offset, held.owner)
+            yield Shard(name, rank, held.tensor, True, held.shape, held.patches, held.owner)
         for name, buffer in self._kept.items():
-            yield Shard(name, rank, buffer, False, tuple(buffer.shape), (0,) * buffer.ndim, rank == 0)
+            shape = tuple(buffer.shape)
+            yield Shard(name, rank, buffer, False, shape, (Patch.all_of(shape),), rank == 0)
 
     @property
     def state_names(self) -> Mapping[str, str]:
@@ -206,10 +208,9 @@ class FallbackModule(ParallelModule):
         shards = {shard.name: shard for shard in self.shards()}
         check_state(state, {name: shards[original].shape for name, original in self._state_names.items()})
         for name, original in self._state_names.items():
-            piece, shard = state[name], shards[original]
-            for dim, (start, length) in enumerate(zip(shard.offset, shard.tensor.shape, strict=True)):
-                piece = piece.narrow(dim, start, length)
-            shard.tensor.copy_(piece)
+            shard = shards[original]
+            for patch in shard.patches:
+                shard.tensor[patch.local.index].copy_(state[name][patch.whole.index])
 
 
 _WARNING = (

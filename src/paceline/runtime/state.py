@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CheckpointError, nearest
+from paceline.placement.boxes import Patch, patches
 from paceline.placement.pieces import join
 from paceline.placement.placements import REPLICATE, Placement, Shape
-from paceline.placement.placements import Shard as ShardPlacement
+from paceline.placement.placements import Shard as Split
 from paceline.plan import Mesh
 from paceline.program.program import InputRole
 from paceline.runtime.executor import local_piece
 from paceline.runtime.hollow import Hollow
 from paceline.runtime.peers import Peers
-from paceline.runtime.step import PlacedInput, Step
+from paceline.runtime.step import Step
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Shard:
         tensor: the piece itself, not a copy.
         is_parameter: parameter or buffer.
         shape: global shape.
-        offset: where the piece begins in the global tensor.
+        patches: the boxes of the global tensor that the piece consists of, and where it has them.
         owner: True on exactly one rank per distinct piece: the one to save it.
     """
 
@@ -39,7 +40,7 @@ class Shard:
     tensor: Tensor
     is_parameter: bool
     shape: Shape
-    offset: Shape
+    patches: tuple[Patch, ...]
     owner: bool
 
 
@@ -107,22 +108,12 @@ class LocalState:
         """Yield every piece of every rank here."""
         for rank, pieces in zip(self._peers.executor.ranks, self.pieces, strict=True):
             for name, tensor in pieces.items():
-                placed = self._placed[name]
-                offset, owner = self._position(placed, rank)
-                yield Shard(name, rank, tensor, isinstance(tensor, nn.Parameter), placed.shape, offset, owner)
-
-    def _position(self, placed: PlacedInput, rank: int) -> tuple[Shape, bool]:
-        offset = [0] * len(placed.shape)
-        extent = list(placed.shape)
-        owner = True
-        for placement, (index, parts) in zip(placed.placements, self.where(rank), strict=True):
-            if isinstance(placement, ShardPlacement):
-                assert placement.blocks == 1, "parameters are split into contiguous pieces"
-                extent[placement.dim] //= parts
-                offset[placement.dim] += index * extent[placement.dim]
-            else:
-                owner = owner and index == 0
-        return tuple(offset), owner
+                placed, where = self._placed[name], self.where(rank)
+                found = patches(placed.shape, placed.placements, where)
+                # Ranks along an axis that does not split the tensor hold copies, of which the first one counts.
+                axes = zip(placed.placements, where, strict=True)
+                owner = all(isinstance(placement, Split) or index == 0 for placement, (index, _) in axes)
+                yield Shard(name, rank, tensor, isinstance(tensor, nn.Parameter), placed.shape, found, owner)
 
     def gathered(self) -> dict[str, Tensor]:
         """Return whole tensors on the CPU under all names of the user's `state_dict()`; a collective."""

@@ -19,6 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PlanError
+from paceline.placement.boxes import Patch
 from paceline.placement.placements import Shape
 from paceline.plan import Axis, Mesh, Plan
 from paceline.program.capture import LossOf
@@ -35,7 +36,7 @@ class Held:
 
     tensor: nn.Parameter
     shape: Shape
-    offset: Shape
+    patches: tuple[Patch, ...]
     owner: bool
     whole: Callable[[], Tensor]
 
@@ -71,7 +72,7 @@ def ddp(root: LossOf, plan: Plan, rank: int) -> Wrapped:
 
 def _replicated(module: nn.Module, rank: int) -> dict[str, Held]:
     return {
-        name: Held(parameter, tuple(parameter.shape), (0,) * parameter.ndim, rank == 0, parameter.detach)
+        name: Held(parameter, tuple(parameter.shape), (Patch.all_of(parameter.shape),), rank == 0, parameter.detach)
         for name, parameter in module.named_parameters()
     }
 
@@ -114,7 +115,8 @@ def fsdp2(root: LossOf, plan: Plan, rank: int) -> Wrapped:
         shape = tuple(parameter.shape)
         extent, offset = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)
         owner = replica and (where[_FSDP] == 0 or 0 not in extent)
-        held[name] = Held(_local(parameter), shape, tuple(offset), owner, parameter.full_tensor)
+        patch = Patch.single(offset, extent)
+        held[name] = Held(_local(parameter), shape, (patch,), owner, parameter.full_tensor)
     return Wrapped(user, call, held)
 
 

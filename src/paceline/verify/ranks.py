@@ -168,9 +168,8 @@ def _compare(parallel: ParallelModule, kinds: set[Kind], reference: Path, gaps: 
                     continue
                 value = torch.zeros_like(shard.tensor) if value is None else value
                 whole = saved.get_tensor(key) if key in names else torch.zeros(shard.shape)
-                for dim, start in enumerate(shard.offset):
-                    whole = whole.narrow(dim, start, shard.tensor.shape[dim])
-                gaps[kind, shard.name] = max(largest_gap(value, whole), gaps.get((kind, shard.name), 0.0))
+                found = [largest_gap(value[p.local.index], whole[p.whole.index]) for p in shard.patches]
+                gaps[kind, shard.name] = max([gaps.get((kind, shard.name), 0.0), *found])
 
 
 def _value(shard: Shard, kind: Kind) -> torch.Tensor | None:

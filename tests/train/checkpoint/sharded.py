@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.placement.boxes import Box, Patch, patches
+from paceline.placement.placements import REPLICATE, Placement, Shard, divides, local_shape
 from paceline.plan import Mesh
-from paceline.train.checkpoint.boxes import Box
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "emb.weight": (7, 6),
     "lin.weight": (5, 4, 3),
+    "qkv.weight": (24, 4),
     "lin.bias": (5,),
     "scale": (),
     "half": (4, 3),
@@ -30,22 +32,49 @@ STATE_NAMES = {name: name for name in SHAPES if name != "cache"} | {"head.weight
 
 SCALARS = {"step", "mu_product", "eta", "mu"}  # optimizer state of one element, the same on all ranks
 
-Layout = Callable[[str, tuple[int, ...]], tuple[int | None, ...]]  # the dimension each mesh axis splits, None for none
-
-
-def replicated(name: str, shape: tuple[int, ...]) -> tuple[int | None, ...]:
-    return (None, None)
+Where = list[tuple[int, int]]  # (index, ranks) along each mesh axis
+Layout = Callable[[str, tuple[int, ...], Where], tuple[tuple[Patch, ...], bool]]  # what a rank has, and whether it owns
 
 
 def split(*dims: int | None) -> Layout:
-    """Split along `dims`, one for each mesh axis, where the tensor has that dimension."""
+    """Split along `dims`, one for each mesh axis, where the tensor has that dimension, into pieces of unequal sizes."""
 
-    def layout(name: str, shape: tuple[int, ...]) -> tuple[int | None, ...]:
-        return tuple(dim if dim is not None and dim < len(shape) and name not in BUFFERS else None for dim in dims)
+    def layout(name: str, shape: tuple[int, ...], where: Where) -> tuple[tuple[Patch, ...], bool]:
+        box, owner = Box.whole(shape), True
+        for (place, size), dim in zip(where, dims[: len(where)], strict=True):
+            if dim is None or dim >= len(shape) or name in BUFFERS:
+                owner = owner and place == 0
+                continue
+            chunk = -(-box.shape[dim] // size)
+            begin = min(place * chunk, box.shape[dim])
+            length = min(chunk, box.shape[dim] - begin)
+            offset, extent = list(box.offset), list(box.shape)
+            offset[dim] += begin
+            extent[dim] = length
+            box = Box(tuple(offset), tuple(extent))
+        return (Patch.single(box.offset, box.shape),), owner
 
     return layout
 
 
+def placed(*rows: dict[str, Placement]) -> Layout:
+    """Split by placements, by name for each mesh axis; "" is for every other tensor that can be split so."""
+
+    def layout(name: str, shape: tuple[int, ...], where: Where) -> tuple[tuple[Patch, ...], bool]:
+        local, found, owner = shape, [], True
+        for (place, size), row in zip(where, rows, strict=True):
+            placement = row.get(name, row.get("", REPLICATE))
+            if not divides(local, placement, size):
+                placement = REPLICATE
+            local = local_shape(local, placement, size)
+            found.append(placement)
+            owner = owner and (isinstance(placement, Shard) or place == 0)
+        return patches(shape, found, where), owner
+
+    return layout
+
+
+replicated = split(None, None)
 ROWS = split(0, 0)
 
 
@@ -56,7 +85,7 @@ class Piece:
     tensor: Tensor
     is_parameter: bool
     shape: tuple[int, ...]
-    offset: tuple[int, ...]
+    patches: tuple[Patch, ...]
     owner: bool
 
 
@@ -79,15 +108,16 @@ class Sharded:
 
     def full(self, of: Callable[[Piece], Tensor] = lambda piece: piece.tensor) -> dict[str, Tensor]:
         """Put together what all ranks hold."""
-        mine = [(piece.name, piece.offset, of(piece).detach().clone()) for piece in self.pieces if piece.owner]
+        mine = [(piece.name, piece.patches, of(piece).detach().clone()) for piece in self.pieces if piece.owner]
         if len(self.ranks) < self.mesh.size:
             gathered: list[list] = [[] for _ in range(self.mesh.size)]
             dist.all_gather_object(gathered, mine)
             mine = [item for items in gathered for item in items]
         result: dict[str, Tensor] = {}
-        for name, offset, part in mine:
+        for name, found, part in mine:
             whole = result.setdefault(name, torch.full(SHAPES[name], 77, dtype=part.dtype))
-            whole[Box(offset, tuple(part.shape)).inside(Box.whole(SHAPES[name]))] = part
+            for patch in found:
+                whole[patch.whole.index] = part[patch.local.index]
         return result
 
     def full_state_dict(self) -> dict[str, Tensor]:
@@ -100,32 +130,27 @@ class Sharded:
             if isinstance(piece.tensor, nn.Parameter):
                 generator = torch.Generator().manual_seed(1000 * step + len(piece.name))
                 whole = torch.randn(piece.shape, generator=generator, dtype=torch.float64)
-                cut = Box(piece.offset, tuple(piece.tensor.shape)).inside(Box.whole(piece.shape))
-                piece.tensor.grad = whole[cut].to(piece.tensor.dtype).contiguous()
+                piece.tensor.grad = cut(whole, piece.patches).to(piece.tensor.dtype)
             elif piece.name == "norm.count":
                 piece.tensor.add_(1)
 
     def _piece(self, name: str, rank: int, whole: Tensor) -> Piece:
-        box, owner = Box.whole(whole.shape), True
-        dims = self.layout(name, tuple(whole.shape))
-        for (_, size), place, dim in zip(
-            self.mesh.axes, self.mesh.coordinate(rank).values(), dims[: len(self.mesh.axes)], strict=True
-        ):
-            if dim is None:
-                owner = owner and place == 0
-                continue
-            chunk = -(-box.shape[dim] // size)
-            begin = min(place * chunk, box.shape[dim])
-            length = min(chunk, box.shape[dim] - begin)
-            offset, shape = list(box.offset), list(box.shape)
-            offset[dim] += begin
-            shape[dim] = length
-            box = Box(tuple(offset), tuple(shape))
-        part = whole[box.inside(Box.whole(whole.shape))].clone()
+        where = [(index, self.mesh[axis]) for axis, index in self.mesh.coordinate(rank).items()]
+        found, owner = self.layout(name, tuple(whole.shape), where)
+        part = cut(whole, found)
         if name != "norm.count":
             part = part.to(DTYPES.get(name, torch.float32))
         tensor = part if name in BUFFERS else nn.Parameter(part)
-        return Piece(name, rank, tensor, name not in BUFFERS, tuple(whole.shape), box.offset, owner)
+        return Piece(name, rank, tensor, name not in BUFFERS, tuple(whole.shape), found, owner)
+
+
+def cut(whole: Tensor, found: tuple[Patch, ...]) -> Tensor:
+    """Put a piece together from the patches that it consists of."""
+    last = found[-1].local
+    piece = whole.new_empty([start + length for start, length in zip(last.offset, last.shape, strict=True)])
+    for patch in found:
+        piece[patch.local.index] = whole[patch.whole.index]
+    return piece
 
 
 def adamw(module: Sharded) -> torch.optim.AdamW:

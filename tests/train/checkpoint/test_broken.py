@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import zlib
 
 import pytest
 import torch
@@ -83,8 +84,22 @@ def test_a_later_format_says_what_to_do(run):
     checkpoints, _, second = run
     document = json.loads((second / "manifest.json").read_text())
     (second / "manifest.json").write_text(json.dumps({**document, "version": 9}))
-    with pytest.raises(CheckpointError, match="version 9; this Paceline reads version 1"):
+    with pytest.raises(CheckpointError, match="version 9; this Paceline reads versions up to 2"):
         checkpoints.restore(second)
+
+
+def test_the_first_format_is_read(run):
+    """It did not say where in a file a piece is: each was all that the file held of the tensor."""
+    checkpoints, first, second = run
+    document = json.loads((first / "manifest.json").read_text())
+    for entry in document["body"]["tensors"].values():
+        for piece in entry["pieces"]:
+            assert not any(piece.pop("at"))
+    body = json.dumps(document["body"], sort_keys=True, separators=(",", ":"))
+    document |= {"version": 1, "crc32": zlib.crc32(body.encode())}
+    (first / "manifest.json").write_text(json.dumps(document))
+    assert checkpoints.restore(second) == {"step": 2}
+    assert checkpoints.restore(first) == {"step": 1}
 
 
 def test_nothing_whole(run, tmp_path):

@@ -11,6 +11,7 @@ import time
 
 import torch
 
+from paceline.placement.boxes import Patch
 from paceline.train.checkpoint import Checkpointer, latest
 from tests.train.checkpoint.sharded import SHAPES, Sharded, replicated
 
@@ -28,7 +29,7 @@ def build(directory, rows=1):
     module = Sharded("dp=2", replicated)
     for place in (0, len(SHAPES)) if rows > 1 else ():  # the first parameter of either rank
         tensor = torch.nn.Parameter(torch.zeros(rows, 6))
-        changes = {"tensor": tensor, "shape": (rows, 6)}
+        changes = {"tensor": tensor, "shape": (rows, 6), "patches": (Patch.all_of((rows, 6)),)}
         module.pieces[place] = dataclasses.replace(module.pieces[place], **changes)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     return module, Checkpointer(directory, module, optimizer, keep=1)

@@ -76,7 +76,7 @@ def test_groups_and_optimizers_that_do_not_fit_are_named(tmp_path):
     Checkpointer(tmp_path, module, optimizer).save(1, {}, block=True)
     before = everything(module, optimizer)
     one_group = torch.optim.AdamW(module.parameters())
-    with pytest.raises(CheckpointError, match=r"parameter group of emb.weight, half, lin.bias and 2 more: .*no group"):
+    with pytest.raises(CheckpointError, match=r"parameter group of emb.weight, half, lin.bias and 3 more: .*no group"):
         Checkpointer(tmp_path, module, one_group).restore()
     with pytest.raises(CheckpointError, match="optimizer SGD: the checkpoint has the state of AdamW"):
         Checkpointer(tmp_path, module, torch.optim.SGD(adamw(module).param_groups, lr=0.1)).restore()

@@ -8,9 +8,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from paceline.errors import CheckpointError
+from paceline.placement.boxes import Patch
+from paceline.placement.placements import Shard
 from paceline.plan import Mesh
 from paceline.train.checkpoint import Checkpointer, export_checkpoint, export_safetensors, load_safetensors
-from tests.train.checkpoint.sharded import SHAPES, Piece, Sharded, adamw, split, train
+from tests.train.checkpoint.sharded import SHAPES, Piece, Sharded, adamw, placed, split, train
 
 
 class Tied(nn.Module):
@@ -41,8 +43,9 @@ class Cut:
                 split = isinstance(tensor, nn.Parameter)
                 offset = (begin if split else 0, *[0] * (whole.dim() - 1))[: whole.dim()]
                 begin += part.shape[0] if split else 0
-                held = part.clone()
-                self.pieces.append(Piece(name, rank, held, split, tuple(whole.shape), offset, split or rank == 0))
+                found = (Patch.single(offset, part.shape),)
+                shape, owner = tuple(whole.shape), split or rank == 0
+                self.pieces.append(Piece(name, rank, part.clone(), split, shape, found, owner))
 
     def shards(self):
         return iter(self.pieces)
@@ -74,6 +77,18 @@ def test_exported_and_loaded_at_another_number_of_ranks(tmp_path, source, target
     load_safetensors(other, tmp_path)
     wanted = user.full_state_dict()
     assert all(torch.equal(value, wanted[name]) for name, value in other.full_state_dict().items())
+
+
+def test_pieces_of_many_boxes_go_out_and_in(tmp_path):
+    fused = [
+        placed({}, {"qkv.weight": Shard(0, (16, 4, 4)), "": Shard(1)}),
+        placed({"qkv.weight": Shard(0, 3)}, {"qkv.weight": Shard(1, 2), "": Shard(0)}),
+    ]
+    source, target = (Sharded("fsdp=2,tp=2", layout, seed=seed) for seed, layout in enumerate(fused))
+    export_safetensors(source, tmp_path / "model.safetensors")
+    load_safetensors(target, tmp_path)
+    wanted = source.full_state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in target.full_state_dict().items())
 
 
 def test_a_checkpoint_is_exported_without_its_module(tmp_path):

@@ -7,15 +7,16 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import CheckpointError
+from paceline.placement.placements import Shard
 from paceline.train.checkpoint import Checkpointer, latest
 from tests.ranks import ranks
-from tests.train.checkpoint.sharded import Sharded, adamw, assert_same, everything, replicated, split, train
+from tests.train.checkpoint.sharded import Sharded, adamw, assert_same, everything, placed, replicated, split, train
 
 LAYOUTS = {
     1: ("serial", split()),
     2: ("dp=2", replicated),
     3: ("fsdp=3", split(0)),
-    4: ("dp=2,fsdp=2", split(None, 1)),
+    4: ("dp=2,tp=2", placed({}, {"qkv.weight": Shard(0, 3), "": Shard(1)})),
 }
 
 

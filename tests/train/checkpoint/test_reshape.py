@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.errors import CheckpointError
+from paceline.placement.placements import Shard
 from paceline.train.checkpoint import Checkpointer
 from tests.train.checkpoint.sharded import (
     Sharded,
@@ -15,6 +16,7 @@ from tests.train.checkpoint.sharded import (
     assert_same,
     draws,
     everything,
+    placed,
     replicated,
     seed_all,
     split,
@@ -26,13 +28,15 @@ LAYOUTS = [
     ("dp=2", replicated),
     ("fsdp=2", split(0)),
     ("fsdp=2", split(1)),
-    ("dp=3", replicated),
     ("fsdp=3", split(0)),
     ("fsdp=4", split(0)),
     ("fsdp=4", split(2)),
     ("dp=2,fsdp=2", split(None, 0)),
-    ("dp=2,fsdp=2", split(1, 0)),
     ("dp=2,fsdp=2", split(0, 0)),
+    ("tp=2", placed({"qkv.weight": Shard(0, 3), "": Shard(0)})),
+    ("dp=2,tp=2", placed({}, {"qkv.weight": Shard(0, (16, 4, 4)), "lin.weight": Shard(1, 2)})),
+    ("fsdp=2,tp=2", placed({"": Shard(0)}, {"qkv.weight": Shard(0, (8, 2, 2)), "": Shard(1)})),
+    ("tp=2,fsdp=3", placed({"qkv.weight": Shard(1, 2), "": Shard(1)}, {"": Shard(0, 4)})),
 ]
 
 
@@ -83,7 +87,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(tmp_path):
 
 
 def test_only_owners_write(saved):
-    directory, _ = saved[8]  # dp=2,fsdp=2 with copies along dp: ranks 2 and 3 own nothing
+    directory, _ = saved[7]  # dp=2,fsdp=2 with copies along dp: ranks 2 and 3 own nothing
     sizes = {path.name: path.stat().st_size for path in (directory / "step-00000003").glob("*.safetensors")}
     generators = 5056 + 2 * 625 * 8 + 1000  # bytes every rank has of its own, with the header
     assert max(sizes["rank-00002.safetensors"], sizes["rank-00003.safetensors"]) < generators

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.errors import CheckpointError
+from paceline.placement.boxes import Patch
 from paceline.train.checkpoint import Checkpointer, latest
 from tests.train.checkpoint.sharded import Sharded, adamw, assert_same, everything, train
 
@@ -20,7 +21,7 @@ class Large(Sharded):
         super().__init__(mesh)
         shape = (megabytes << 18,)
         tensor = torch.nn.Parameter(torch.ones(shape))
-        self.pieces.append(type(self.pieces[0])("large", 0, tensor, True, shape, (0,), True))
+        self.pieces.append(type(self.pieces[0])("large", 0, tensor, True, shape, (Patch.all_of(shape),), True))
         self.state_names = {**self.state_names, "large": "large"}
 
 

@@ -102,7 +102,10 @@ def write_part(save: Save, rank: int, frame: Manifest, pieces: Sequence[Held]) -
         save.partial.mkdir(parents=True, exist_ok=True)
         facts = write_tensors(data, specs, tensors.__getitem__, {"format": "pt"})
         entries = {
-            held.key: Entry(Spec(held.tensor.dtype, held.shape), (Piece(data.name, held.box),)) for held in pieces
+            held.key: Entry(
+                Spec(held.tensor.dtype, held.shape), tuple(Piece(data.name, patch) for patch in held.patches)
+            )
+            for held in pieces
         }
         write_manifest(save.part(rank), replace(frame, files={data.name: facts}, tensors=entries))
     except (OSError, CheckpointError) as error:

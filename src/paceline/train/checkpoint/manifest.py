@@ -15,20 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import CheckpointError
-from paceline.train.checkpoint.boxes import Box, flaw
+from paceline.placement.boxes import Box, Patch
+from paceline.train.checkpoint.cover import flaw
 from paceline.train.checkpoint.tensorfile import DTYPES, FileFacts, Spec, dtype_code
 
 FORMAT = "paceline-checkpoint"
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor and the file it is in."""
+    """A box of a tensor, the file it is in, and where it is in what that file holds of the tensor."""
 
     file: str
-    box: Box
+    patch: Patch
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def merge(parts: Iterable[Manifest], sequence: int) -> Manifest:
                 raise CheckpointError(f"not saved: ranks disagree on '{name}': {seen.spec} and {entry.spec}.")
             tensors[name] = Entry(entry.spec, seen.pieces + entry.pieces)
     for name, entry in tensors.items():
-        if fault := flaw((piece.box for piece in entry.pieces), entry.spec.shape):
+        if fault := flaw((piece.patch.whole for piece in entry.pieces), entry.spec.shape):
             raise CheckpointError(
                 f"not saved: the pieces of '{name}' ({entry.spec}) are no exact cover: {fault}. "
                 "Exactly one rank must own each piece."
@@ -144,9 +145,9 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{path} is truncated or damaged: {error}.") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"{path} was not written by Paceline: it lacks the format '{FORMAT}'.")
-    if document.get("version") != VERSION:
+    if document.get("version") not in range(1, VERSION + 1):
         raise CheckpointError(
-            f"{path} has format version {document.get('version')}; this Paceline reads version {VERSION}. "
+            f"{path} has format version {document.get('version')}; this Paceline reads versions up to {VERSION}. "
             "Use the Paceline that wrote it to export safetensors, and load those."
         )
     body = document.get("body")
@@ -162,11 +163,22 @@ def _canonical(body: Mapping[str, Any]) -> str:
 
 def _entry_to_json(name: str, entry: Entry) -> dict[str, Any]:
     pieces = [
-        {"file": piece.file, "offset": list(piece.box.offset), "shape": list(piece.box.shape)} for piece in entry.pieces
+        {
+            "file": piece.file,
+            "offset": list(piece.patch.whole.offset),
+            "at": list(piece.patch.local.offset),
+            "shape": list(piece.patch.whole.shape),
+        }
+        for piece in entry.pieces
     ]
     return {"dtype": dtype_code(entry.spec.dtype, name), "shape": list(entry.spec.shape), "pieces": pieces}
 
 
 def _entry_from_json(entry: Mapping[str, Any]) -> Entry:
-    pieces = tuple(Piece(p["file"], Box(tuple(p["offset"]), tuple(p["shape"]))) for p in entry["pieces"])
-    return Entry(Spec(DTYPES[entry["dtype"]], tuple(entry["shape"])), pieces)
+    pieces = []
+    for piece in entry["pieces"]:
+        shape = tuple(piece["shape"])
+        at = piece.get("at", [0] * len(shape))  # in version 1 a file held one box of a tensor, and nothing else of it
+        patch = Patch(Box(tuple(piece["offset"]), shape), Box(tuple(at), shape))
+        pieces.append(Piece(piece["file"], patch))
+    return Entry(Spec(DTYPES[entry["dtype"]], tuple(entry["shape"])), tuple(pieces))

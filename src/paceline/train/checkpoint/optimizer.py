@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.errors import CheckpointError
-from paceline.train.checkpoint.boxes import Box
+from paceline.placement.boxes import Box, Patch
 from paceline.train.checkpoint.manifest import Manifest
-from paceline.train.checkpoint.pieces import Held, ShardedModule, ShardLike, box_of
+from paceline.train.checkpoint.pieces import Held, ShardedModule, ShardLike
 from paceline.train.checkpoint.plain import plain
 
 # How an optimizer computes, not what: these stay as the running optimizer has them.
@@ -60,12 +60,12 @@ def optimizer_pieces(module: ShardedModule, optimizer: Optimizer) -> list[Held]:
             shape = tuple(value.shape)
             if shape == local:
                 held = Held(
-                    state_key(shard.name, key), shard.rank, value, box_of(shard), tuple(shard.shape), shard.owner
+                    state_key(shard.name, key), shard.rank, value, shard.patches, tuple(shard.shape), shard.owner
                 )
             elif value.numel() == 1 or local == tuple(shard.shape):
                 # Equal on all ranks: the owner of the piece at the origin writes it.
-                owner = shard.owner and box_of(shard).at_origin
-                held = Held(state_key(shard.name, key), shard.rank, value, Box.whole(shape), shape, owner)
+                owner = shard.owner and shard.patches[0].whole.at_origin
+                held = Held(state_key(shard.name, key), shard.rank, value, (Patch.all_of(shape),), shape, owner)
             else:
                 raise CheckpointError(
                     f"{type(optimizer).__name__} keeps '{key}' of shape {list(shape)} for the piece {list(local)} of "
@@ -159,10 +159,14 @@ def _target(manifest: Manifest, shard: ShardLike, key: str, existing: object, de
     """Return the piece of a state tensor that `shard` needs, reusing the tensor that is there when it fits."""
     name = state_key(shard.name, key)
     spec = manifest.tensors[name].spec
-    box = box_of(shard) if spec.shape == tuple(shard.shape) else Box.whole(spec.shape)
-    if isinstance(existing, Tensor) and tuple(existing.shape) == box.shape and existing.dtype == spec.dtype:
-        return Held(name, shard.rank, existing, box, spec.shape, shard.owner)
-    return Held(name, shard.rank, torch.empty(box.shape, dtype=spec.dtype, device=device), box, spec.shape, shard.owner)
+    is_split = spec.shape == tuple(shard.shape)
+    patches = shard.patches if is_split else (Patch.all_of(spec.shape),)
+    local = tuple(shard.tensor.shape) if is_split else spec.shape
+    if isinstance(existing, Tensor) and tuple(existing.shape) == local and existing.dtype == spec.dtype:
+        tensor = existing
+    else:
+        tensor = torch.empty(local, dtype=spec.dtype, device=device)
+    return Held(name, shard.rank, tensor, patches, spec.shape, shard.owner)
 
 
 def _set_hyper(group: dict[str, Any], saved: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from paceline.placement.boxes import Patch
 from paceline.plan import Mesh
-from paceline.train.checkpoint.boxes import Box
 
 
 class ShardLike(Protocol):
@@ -40,8 +40,8 @@ class ShardLike(Protocol):
         """Global shape."""
 
     @property
-    def offset(self) -> tuple[int, ...]:
-        """Where the piece begins in the global tensor."""
+    def patches(self) -> tuple[Patch, ...]:
+        """Which boxes of the global tensor the piece consists of, and where it has them."""
 
     @property
     def owner(self) -> bool:
@@ -78,7 +78,7 @@ class Held:
         key: name of the tensor in the checkpoint.
         rank: mesh rank.
         tensor: the piece.
-        box: which part of the global tensor it is.
+        patches: which boxes of the global tensor it consists of.
         shape: global shape.
         owner: whether this rank is the one that writes it.
     """
@@ -86,7 +86,7 @@ class Held:
     key: str
     rank: int
     tensor: Tensor
-    box: Box
+    patches: tuple[Patch, ...]
     shape: tuple[int, ...]
     owner: bool
 
@@ -94,11 +94,6 @@ class Held:
 def model_key(name: str) -> str:
     """Return the name in a checkpoint of the parameter or buffer `name`."""
     return f"model/{name}"
-
-
-def box_of(shard: ShardLike) -> Box:
-    """Return which part of its global tensor a shard is."""
-    return Box(tuple(shard.offset), tuple(shard.tensor.shape))
 
 
 def saved_shards(module: ShardedModule) -> list[ShardLike]:
@@ -110,6 +105,6 @@ def saved_shards(module: ShardedModule) -> list[ShardLike]:
 def model_pieces(module: ShardedModule) -> list[Held]:
     """Return the pieces of parameters and persistent buffers that live in this process."""
     return [
-        Held(model_key(shard.name), shard.rank, shard.tensor, box_of(shard), tuple(shard.shape), shard.owner)
+        Held(model_key(shard.name), shard.rank, shard.tensor, shard.patches, tuple(shard.shape), shard.owner)
         for shard in saved_shards(module)
     ]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.train.checkpoint.boxes import Box
+from paceline.placement.boxes import Patch
 from paceline.train.checkpoint.directory import broken_files, sync_directory
 from paceline.train.checkpoint.manifest import MANIFEST, read_manifest
 from paceline.train.checkpoint.misfit import compare, refuse_if
-from paceline.train.checkpoint.pieces import ShardedModule, box_of, model_key, saved_shards
+from paceline.train.checkpoint.pieces import ShardedModule, model_key, saved_shards
 from paceline.train.checkpoint.reading import Reader
 from paceline.train.checkpoint.tensorfile import Spec, TensorFiles, write_tensors
 
@@ -92,8 +92,9 @@ def load_safetensors(module: ShardedModule, path: Path | str, cast: bool = False
         refuse_if(compare(chosen, needed) + differ, str(path), advice)
         for shard in shards:
             name = where[shard.name]
-            whole = Box.whole(shard.shape)
-            shard.tensor.copy_(files.read(weight_map[name], name, whole, box_of(shard)))
+            whole = Patch.all_of(shard.shape)
+            for patch in shard.patches:
+                shard.tensor[patch.local.index].copy_(files.read(weight_map[name], name, whole, patch.whole))
 
 
 def _write(path: Path, specs: Mapping[str, Spec], fetch: Callable[[str], Tensor]) -> None:
@@ -146,5 +147,6 @@ def _equal(files: TensorFiles, weight_map: Mapping[str, str], given: Mapping[str
     """Return whether two tensors of the files hold the same values."""
     if given[a] != given[b]:
         return False
-    whole = Box.whole(given[a].shape)
-    return torch.equal(files.read(weight_map[a], a, whole, whole), files.read(weight_map[b], b, whole, whole))
+    whole = Patch.all_of(given[a].shape)
+    values = [files.read(weight_map[name], name, whole, whole.whole) for name in (a, b)]
+    return torch.equal(*values)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.train.checkpoint.boxes import Box
+from paceline.placement.boxes import Patch
 from paceline.train.checkpoint.pieces import Held, ShardedModule
 
 _PYTHON_VERSION = 3  # of the tuple of random.getstate()
@@ -30,7 +30,7 @@ def random_pieces(module: ShardedModule) -> list[Held]:
             states["cuda"] = torch.cuda.get_rng_state(devices[rank])
         for generator, state in states.items():
             shape = tuple(state.shape)
-            pieces.append(Held(random_key(rank, generator), rank, state, Box.whole(shape), shape, owner=True))
+            pieces.append(Held(random_key(rank, generator), rank, state, (Patch.all_of(shape),), shape, owner=True))
     return pieces
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.train.checkpoint.boxes import Box
+from paceline.placement.boxes import Box
 from paceline.train.checkpoint.manifest import Manifest
 from paceline.train.checkpoint.pieces import Held
 from paceline.train.checkpoint.tensorfile import TensorFiles
@@ -44,16 +44,17 @@ class Reader:
             raise CheckpointError(f"{self._path} has no '{key}'.")
         box = box or Box.whole(entry.spec.shape)
         for piece in entry.pieces:
-            if piece.box == box:
-                return self._files.read(piece.file, key, piece.box, box)
+            if piece.patch.whole == box:
+                return self._files.read(piece.file, key, piece.patch, box)
         found = torch.empty(box.shape, dtype=entry.spec.dtype)
         for piece in entry.pieces:
-            if shared := piece.box.intersect(box):
-                found[shared.inside(box)] = self._files.read(piece.file, key, piece.box, shared)
+            if shared := piece.patch.whole.intersect(box):
+                found[shared.inside(box).index] = self._files.read(piece.file, key, piece.patch, shared)
         return found
 
     @torch.no_grad()
     def fill(self, targets: Iterable[Held]) -> None:
         """Overwrite the tensors of `targets` with their parts of the checkpoint."""
         for held in targets:
-            held.tensor.copy_(self.read(held.key, held.box))
+            for patch in held.patches:
+                held.tensor[patch.local.index].copy_(self.read(held.key, patch.whole))

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.errors import CheckpointError
-from paceline.train.checkpoint.boxes import Box
+from paceline.placement.boxes import Box, Patch
 
 DTYPES = {
     "F64": torch.float64,
@@ -171,18 +171,20 @@ class TensorFiles:
         slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 - not a mapping
         return {name: Spec(DTYPES[part.get_dtype()], tuple(part.get_shape())) for name, part in slices.items()}
 
-    def read(self, file: str, name: str, held: Box, wanted: Box) -> Tensor:
-        """Read `wanted` of a tensor of which `file` holds the part `held`.
+    def read(self, file: str, name: str, held: Patch, wanted: Box) -> Tensor:
+        """Read `wanted` of a tensor of which `file` holds a piece that has the patch `held`.
 
         Raises:
             CheckpointError: the file cannot be read or has no such tensor.
         """
         handle = self._handle(file)
         try:
-            if wanted == held:
+            stored = handle.get_slice(name)
+            box = held.find(wanted)
+            if box == Box.whole(stored.get_shape()):
                 found: Tensor = handle.get_tensor(name)
             else:
-                found = handle.get_slice(name)[wanted.inside(held)]
+                found = stored[box.index]
         except SafetensorError as error:
             raise CheckpointError(f"{self._folder / file}: cannot read '{name}': {error}.") from error
         return found
