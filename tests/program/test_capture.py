@@ -216,6 +216,22 @@ def test_masks_of_dropout_are_drawn_in_the_order_of_memory(laid_out: Callable[[T
     capture_as_eager(model, (x(),))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("sizes", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True, "batch_first": True}])
+def test_recurrent_networks_drop_out_between_layers(kind: type[nn.RNNBase], sizes: dict[str, Any]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind(4, 3, dropout=0.4, dtype=DOUBLE, **sizes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, last = self.layers(x)
+            return y.square().mean() + sum(part.mean() for part in torch.utils._pytree.tree_leaves(last))
+
+    program = capture_as_eager(Model(), (x(6).view(3, 2, 4),))
+    assert targets(program).count("aten.bernoulli.p") == sizes["num_layers"] - 1
+
+
 @pytest.mark.parametrize("batch", [4, 6])
 def test_each_batch_shape_has_its_own_program(batch: int) -> None:
     capture_as_eager(Regression(), (x(batch),))

@@ -11,11 +11,13 @@ import logging
 import traceback
 import warnings
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import torch._decomp.decompositions as torch_decompositions
 import torch.fx.traceback as fx_traceback
 import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor, nn
@@ -148,6 +150,8 @@ def _tracing_contexts(module: nn.Module) -> Iterator[contextlib.AbstractContextM
     yield mock.patch.object(torch.compiler, "_is_compiling_flag", True)
     yield mock.patch.object(torch_checkpoint, "_checkpoint_without_reentrant_generator", _marked_region)
     yield mock.patch.object(torch_checkpoint, "CheckpointFunction", _MarkedRegion)
+    of_torch = torch_decompositions._rnn_helper
+    yield mock.patch.object(torch_decompositions, "_rnn_helper", partial(decompositions.recurrent_layers, of_torch))
     yield _module_paths(module)
     if not module.training:
         yield torch.no_grad()

@@ -6,7 +6,7 @@ with the same use of the generator as the eager operator, and a product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -98,6 +98,37 @@ def _memory_order(x: Tensor) -> list[int]:
     """Return the dimensions from the slowest to the fastest, as they are in memory that is laid out like `x`."""
     strides = torch.empty_like(x).stride()
     return sorted(range(x.ndim), key=lambda dim: (-strides[dim], dim))
+
+
+def recurrent_layers(
+    layers_of_torch: Callable[..., tuple[Tensor, list[Any]]],
+    x: Tensor,
+    hidden: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    layer: Callable[..., Any],
+) -> tuple[Tensor, list[Any]]:
+    """Take a recurrent network apart with torch's own function, but with dropout between layers, which that forgets.
+
+    The arguments are those of torch's function; x is [T, B, D], or [B, T, D] with `batch_first`.
+    """
+    directions = 1 + bidirectional
+    x = x.transpose(0, 1) if batch_first else x
+    final: list[Any] = []
+    for number in range(num_layers):
+        of_layer = slice(number * directions, (number + 1) * directions)
+        x, last = layers_of_torch(
+            x, hidden[of_layer], params[of_layer], has_biases, 1, 0.0, train, bidirectional, False, layer
+        )
+        final += last
+        if train and number < num_layers - 1:
+            x = torch.dropout(x, dropout, train=True)
+    return x.transpose(0, 1) if batch_first else x, final
 
 
 def _batch_norm_statistics(x: Tensor, running_mean: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor, int]:
