@@ -20,9 +20,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from paceline.placement.located import coordinate
 from paceline.placement.placements import Shard
+from paceline.placement.windows import window, window_sum
 from paceline.runtime import collectives, direct
 from paceline.runtime.passes.views import is_view
 from paceline.runtime.shared import MEMBERS, SharedBinding
+from paceline.runtime.windows import WINDOW, WindowBinding
 from paceline.shm import Exchange
 
 aten = torch.ops.aten
@@ -98,6 +100,8 @@ class _Binder:
             collectives.take_piece: self._piece,
             collectives.take_term: self._term,
             coordinate: self._coordinate,
+            window: self._window,
+            window_sum: self._window,
         }
         self._groups = groups
         self._functional = functional
@@ -160,9 +164,22 @@ class _Binder:
         rows = [1] * parts
         return self._call(c10d.all_to_all_single.default, node.args[0], rows, rows, self._group(node).name)
 
+    def _window(self, node: Node) -> Node:
+        written = WindowBinding(self.graph, node, self._group(node).index)
+        parcel = written.pack()
+        started = self._call(
+            c10d.all_to_all_single.default, parcel.x, parcel.taken, parcel.given, self._group(node).name
+        )
+        started.meta[WINDOW] = written, parcel.taken
+        return started
+
     def _wait(self, node: Node) -> Node:
         started = node.args[0]
         assert isinstance(started, Node)
+        if WINDOW in started.meta:
+            written, taken = started.meta[WINDOW]
+            found: Node = written.unpack(self._call(c10d.wait_tensor.default, started), taken)
+            return found
         if started.op == "call_module":
             waited = self.graph.call_method("wait", (started,))
             return self._take_apart(node, waited) if MEMBERS in started.meta else waited

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.placement.located import coordinate
 from paceline.placement.placements import Placement, local_shape
+from paceline.placement.windows import window, window_sum
 
 
 def all_reduce(x: Tensor, axis: str, parts: int) -> Tensor:
@@ -72,9 +73,11 @@ FUNCTIONS: dict[str, Any] = {
         take_piece,
         take_term,
         coordinate,
+        window,
+        window_sum,
     )
 }
 """By the name under which they are stored on disk."""
 
-STARTS = {all_reduce, all_reduce_in_place, all_reduce_max, reduce_scatter, all_gather, all_to_all}
+STARTS = {all_reduce, all_reduce_in_place, all_reduce_max, reduce_scatter, all_gather, all_to_all, window, window_sum}
 """Those that communicate; each is followed by a `wait`."""

@@ -22,6 +22,7 @@ from paceline.plan import Mesh
 from paceline.program.random import is_random
 from paceline.runtime import collectives
 from paceline.runtime.executor import RankValues
+from paceline.runtime.windows import window_of, window_sum_of
 
 Observer = Callable[[Node, list[Any]], None]
 """Is shown every node as soon as it has run, with its value on each rank."""
@@ -116,6 +117,12 @@ class InProcessExecutor:
                 return self._per_group(rest[0], values, lambda group, _: torch.stack(group))
             case "all_to_all":
                 return self._per_group(rest[0], values, lambda group, i: torch.stack([x[i] for x in group]))
+            case "window":
+                *where, axis, _ = rest
+                return self._per_group(axis, values, lambda group, i: window_of(group, i, *where))
+            case "window_sum":
+                *where, axis, _ = rest
+                return self._per_group(axis, values, lambda group, i: window_sum_of(group, i, *where))
             case "take_piece":
                 placement, axis, parts = rest
                 return [take(x, placement, parts, self._index(r, axis)) for r, x in enumerate(values)]

@@ -36,6 +36,7 @@ from paceline.placement.redistribute import (
 from paceline.program.fake import evaluate, mode_of
 from paceline.runtime import collectives
 from paceline.runtime.passes.views import is_fresh, is_view
+from paceline.runtime.passes.windows import start_windows
 
 aten = torch.ops.aten
 
@@ -57,6 +58,7 @@ def communicate(graph: Graph, bucket_bytes: int) -> None:
             previous = group
     for node in [node for node in reversed(graph.nodes) if is_redistribution(node)]:
         graph.erase_node(node)
+    start_windows(graph)
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     graph.lint()
 
