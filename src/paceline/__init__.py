@@ -10,19 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.plan import Mesh, Pin, Plan
+    from paceline.planner.explain import explain
     from paceline.program.capture import capture
     from paceline.program.constraint import constrain
     from paceline.runtime.module import ParallelModule, parallelize
     from paceline.verify.run import verify
 
 __version__ = "0.1.0"
-__all__ = ["Mesh", "ParallelModule", "Pin", "Plan", "__version__", "capture", "constrain", "parallelize", "verify"]
+__all__ = [
+    "Mesh",
+    "ParallelModule",
+    "Pin",
+    "Plan",
+    "__version__",
+    "capture",
+    "constrain",
+    "explain",
+    "parallelize",
+    "verify",
+]
 
 _HOMES = {
     "Mesh": "paceline.plan",
     "Pin": "paceline.plan",
     "Plan": "paceline.plan",
     "capture": "paceline.program.capture",
+    "explain": "paceline.planner.explain",
     "constrain": "paceline.program.constraint",
     "ParallelModule": "paceline.runtime.module",
     "parallelize": "paceline.runtime.module",

@@ -28,7 +28,8 @@ def test_version() -> None:
     [
         ([], ["train", "verify", "bench", "dp=2", "fsdp", "package.module:callable", "Exit codes"]),
         (["train"], ["RECIPE", "--mesh", "--set", "--resume", "--out", "--launch", "--backend", "torchrun"]),
-        (["verify"], ["RECIPE", "--model", "--mesh", "--steps", "--dtype", "--backend", "--json"]),
+        (["verify"], ["RECIPE", "--model", "--mesh", "--steps", "--dtype", "--pin", "--backend", "--json"]),
+        (["plan"], ["RECIPE", "--model", "--mesh", "--explain", "--pin", "--json"]),
         (["bench"], ["NAME", "--json", "data-parallel"]),
     ],
 )
@@ -40,6 +41,7 @@ def test_help_teaches(arguments: list[str], expected: list[str]) -> None:
 
 def test_help_costs_no_pytorch() -> None:
     code = "import sys; from paceline.cli.main import app; app(['train', '--help'], standalone_mode=False); "
+    code += "app(['plan', '--help'], standalone_mode=False); "
     code += "heavy = {'torch', 'numpy', 'scipy', 'paceline.train'} & set(sys.modules); sys.exit(bool(heavy))"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 

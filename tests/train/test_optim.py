@@ -5,7 +5,13 @@ import pytest
 from torch import nn
 
 from paceline.errors import RecipeError
-from paceline.train.optim import build_optimizer, build_schedule, load_schedule_state, schedule_state
+from paceline.train.optim import (
+    build_optimizer,
+    build_schedule,
+    load_schedule_state,
+    schedule_state,
+    states_per_element,
+)
 
 
 def net() -> nn.Module:
@@ -34,6 +40,20 @@ def test_fused_where_there_is_one_and_not_chosen():
     assert build_optimizer(net(), "AdamW").defaults["fused"] is True
     assert build_optimizer(net(), "AdamW", {"fused": False}).defaults["fused"] is False
     assert "fused" not in build_optimizer(net(), "RMSprop").defaults
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("AdamW", {}, 2),
+        ("AdamW", {"amsgrad": True}, 3),
+        ("SGD", {}, 0),
+        ("SGD", {"momentum": 0.9}, 1),
+        ("RMSprop", {"centered": True}, 2),
+    ],
+)
+def test_what_an_optimizer_keeps_is_counted(name, options, count):
+    assert states_per_element(name, options) == count
 
 
 def test_frozen_parameters_are_left_out():

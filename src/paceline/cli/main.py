@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.cli.bench import bench
+from paceline.cli.plan import plan
 from paceline.cli.train import train
 from paceline.cli.verify import verify
 from paceline.errors import PacelineError
@@ -25,6 +26,7 @@ Start with one of these:
 
     paceline train recipes/gpt-stdlib.yaml
     paceline verify recipes/gpt-stdlib.yaml --mesh fsdp=2
+    paceline plan recipes/gpt-stdlib.yaml --mesh fsdp=2
     paceline verify --model my_model.py:build --mesh dp=2
 
 A MESH says how ranks are arranged, the axis with the slowest link first: `dp=2`, `fsdp=4`, `dp=2,fsdp=4`, or `serial`.
@@ -64,6 +66,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(verify)
+app.command()(plan)
 app.command()(bench)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
 
 from paceline.errors import RecipeError
+from paceline.program.capture import Batch
 from paceline.program.factory import load_factory, user_line
 
 Factory = Callable[..., tuple[nn.Module, Any]]
@@ -46,3 +48,25 @@ def build(factory: str | Factory, arguments: Mapping[str, Any], seed: int) -> tu
             "module(*batch) or module(**batch) gives a scalar loss or an object with '.loss'."
         )
     return made[0], made[1]
+
+
+def checked_batch(batch: Any) -> Batch:
+    """Return the batch that a factory made, a list as a tuple.
+
+    Raises:
+        RecipeError: a module cannot be called with it, or there are no samples in it.
+    """
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    if not isinstance(batch, (tuple, Mapping)) or batch_size(batch) is None:
+        raise RecipeError(
+            f"the factory's batch is a {type(batch).__name__}; it must be a tuple of positional or a dictionary of "
+            "keyword arguments with a tensor among them, whose first dimension is the samples."
+        )
+    return batch
+
+
+def batch_size(batch: Any) -> int | None:
+    """Return the first dimension of the first tensor that has one."""
+    shapes = (leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
+    return next((int(shape[0]) for shape in shapes), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
@@ -36,3 +37,9 @@ def evaluate(node: Node, mode: FakeTensorMode) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     with mode:
         return node.target(*args, **kwargs)  # type: ignore[operator]  # a call's target is a function
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that tensors have in common if one is a view of the other, while they live."""
+    key: int = tensor.untyped_storage()._cdata
+    return key

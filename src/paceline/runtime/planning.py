@@ -51,8 +51,7 @@ class Planner:
         self._peers = peers
         self._autocast = autocast
         self._lifted = lifted
-        # A module that was given in training may hold parts in evaluation, frozen batch norms say: they stay so.
-        self._training_modes = {part: part.training or not module.training for part in module.modules()}
+        self._training_modes = training_modes(module)
         self._cache = ProgramCache(default_directory())
         self._steps: dict[Any, Step] = {}
         self._capture_s = self._place_s = 0.0
@@ -81,7 +80,7 @@ class Planner:
 
     def _stored(self, batch: Batch, training: bool, split: bool) -> Stored:
         """Return the step as stored values, from the cache where it is there. Runs on rank 0 only."""
-        with self.hollow.shaped(), _mode(self._module, self._training_modes if training else {}):
+        with self.hollow.shaped(), in_modes(self._module, self._training_modes if training else {}):
             return self._from_cache(batch, split)
 
     def _from_cache(self, batch: Batch, split: bool) -> Stored:
@@ -106,8 +105,16 @@ class Planner:
         return data, step.constants
 
 
+def training_modes(module: nn.Module) -> dict[nn.Module, bool]:
+    """Return which parts of a module are in training when it is.
+
+    A module that is given in training may hold parts in evaluation, frozen batch norms say: they stay so.
+    """
+    return {part: part.training or not module.training for part in module.modules()}
+
+
 @contextlib.contextmanager
-def _mode(module: nn.Module, training: Mapping[nn.Module, bool]) -> Iterator[None]:
+def in_modes(module: nn.Module, training: Mapping[nn.Module, bool]) -> Iterator[None]:
     """Put each part of a module into training as told, all others into evaluation; restore them afterwards."""
     before = {part: part.training for part in module.modules()}
     try:

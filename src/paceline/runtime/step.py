@@ -12,7 +12,7 @@ from paceline.placement.placements import Placement, Shape
 from paceline.plan import Mesh, Plan
 from paceline.program.program import Input, InputRole, Output
 from paceline.runtime.passes.communicate import communicate
-from paceline.runtime.passes.partition import partition
+from paceline.runtime.passes.partition import Partition, partition
 from paceline.runtime.passes.recompute import recompute_in_backward, regather_parameters
 
 
@@ -58,14 +58,19 @@ class Step:
         return next(placed for placed in self.inputs if placed.item == Input(role, name))
 
 
+def cut(placed: PlacedProgram, plan: Plan) -> Partition:
+    """Return the two passes of a placed program, with its redistributions still in them. The program is used up."""
+    if plan.zero_stage == 3:
+        regather_parameters(placed.program)
+    recompute_in_backward(placed.program.graph)
+    return partition(placed.program)
+
+
 def schedule(placed: PlacedProgram, plan: Plan) -> Step:
     """Cut a placed program into the two graphs that run, and put its collectives in order."""
     program = placed.program
     shapes = {item: placed.global_shape(item) for item in program.inputs}
-    if plan.zero_stage == 3:
-        regather_parameters(program)
-    recompute_in_backward(program.graph)
-    parts = partition(program)
+    parts = cut(placed, plan)
     communicate(parts.forward, plan.bucket_bytes)
     if parts.backward is not None:
         communicate(parts.backward, plan.bucket_bytes)

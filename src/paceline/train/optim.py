@@ -62,6 +62,20 @@ def build_optimizer(
         raise RecipeError(f"torch.optim.{name} refuses its options {options}: {error}.") from error
 
 
+def states_per_element(name: str, options: Mapping[str, Any] | None = None) -> int:
+    """Return how many numbers an optimizer keeps for each element of a parameter: 2 for Adam, found by a step.
+
+    Raises:
+        RecipeError: see `build_optimizer`.
+    """
+    trifle = nn.Linear(2, 2, bias=False)
+    optimizer = build_optimizer(trifle, name, options)
+    trifle.weight.grad = torch.ones_like(trifle.weight)
+    optimizer.step()
+    kept = optimizer.state[trifle.weight].values()
+    return sum(isinstance(value, torch.Tensor) and value.shape == trifle.weight.shape for value in kept)
+
+
 def _optimizer_class(name: str) -> Callable[..., Optimizer]:
     known = sorted(
         key

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph
 
-from paceline.placement.windows import window, window_sum
-from paceline.runtime.collectives import STARTS
-from paceline.runtime.windows import sent_bytes
-
-_HALO = "halo"
+from paceline.runtime.traffic import exchanges
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,7 @@ def traffic(graph: Graph | None) -> dict[str, Volume]:
     the rows that are sent, by the rank that sends most.
     """
     found: dict[str, Volume] = {}
-    for node in graph.nodes if graph is not None else ():
-        if node.op == "call_function" and node.target in STARTS:
-            kind = _HALO if node.target in (window, window_sum) else node.target.__name__
-            kind = kind.removesuffix("_in_place").removesuffix("_max")
-            before, value = found.get(kind, Volume()), node.args[0].meta["val"]
-            nbytes = sent_bytes(node) if kind == _HALO else value.numel() * value.element_size()
-            found[kind] = Volume(before.count + 1, before.bytes + nbytes)
+    for exchange in exchanges(graph) if graph is not None else ():
+        before = found.get(exchange.kind, Volume())
+        found[exchange.kind] = Volume(before.count + 1, before.bytes + exchange.bytes)
     return dict(sorted(found.items()))

@@ -1,0 +1,51 @@
+"""What the plan of a recipe amounts to, for the step that `train` would capture; nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from paceline.plan import Plan
+from paceline.planner.explain import explain
+from paceline.planner.explanation import Explanation
+from paceline.train.data import Batch, Loader, open_source
+from paceline.train.model import InFloat64, build_module
+from paceline.train.optim import states_per_element
+from paceline.train.recipe import Recipe
+
+
+def explain_recipe(
+    recipe: Recipe, plan: Plan | None = None, *, tell: Callable[[str], None] = lambda _: None
+) -> Explanation:
+    """Return what a plan amounts to for one micro-batch of a recipe.
+
+    Args:
+        recipe: its module, data, precision and optimizer.
+        plan: by default the recipe's own.
+        tell: is told what is being done, in a few words.
+
+    Raises:
+        RecipeError: the factory cannot be used.
+        DataError: the data cannot be read.
+        CaptureError, PlanError, PlacementError: see `planner.explain`.
+    """
+    tell("reading the data and building the module")
+    module, batch = _example(recipe)
+    return explain(
+        module,
+        batch,
+        recipe.plan() if plan is None else plan,
+        autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        optimizer=(recipe.optimizer.name, states_per_element(recipe.optimizer.name, recipe.optimizer.options)),
+        tell=tell,
+    )
+
+
+def _example(recipe: Recipe) -> tuple[nn.Module, Batch]:
+    """Return the module, and its first micro-batch over all ranks."""
+    source, _ = open_source(recipe.data)
+    if recipe.precision == "float64":
+        source = InFloat64(source)
+    return build_module(recipe), Loader(source, recipe.train.batch, recipe.train.micro_batches).example()
