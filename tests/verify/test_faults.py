@@ -126,7 +126,7 @@ def test_a_program_that_is_not_the_module(monkeypatch: pytest.MonkeyPatch) -> No
         return program
 
     monkeypatch.setattr(run, "capture", wrong)
-    report = verify(models.own, "dp=2", dtype="float32", launch="inprocess")
+    report = verify(models.own, "dp=2", launch="inprocess")
     assert report.plan_equal
     assert not report.equal
     assert "the captured program is not the module" in _printed(report)

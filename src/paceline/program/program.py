@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -68,6 +68,14 @@ class Program:
     aliases: dict[str, str] = field(default_factory=dict)
     weight: float | None = None
     training: bool = True
+
+    def copy(self) -> Program:
+        """Return an equal program with a graph of its own, to be changed in place."""
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        for node in self.graph.nodes:
+            copies[node] = graph.node_copy(node, lambda source: copies[source])
+        return replace(self, graph=graph)
 
     @property
     def placeholders(self) -> list[Node]:

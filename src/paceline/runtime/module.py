@@ -15,7 +15,7 @@ from paceline.errors import CaptureError, PlanError
 from paceline.placement.placements import Placement
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import Batch, batch_leaves
-from paceline.program.program import InputRole, OutputRole
+from paceline.program.program import InputRole, OutputRole, Program
 from paceline.program.random import is_random
 from paceline.runtime.executor import RankValues, local_piece
 from paceline.runtime.fallback import FallbackModule
@@ -105,6 +105,24 @@ def parallelize(
         if wrapping is None:
             raise
         return FallbackModule(module, plan, peers, wrapping, autocast=autocast, reason=str(error))
+    return PlacedModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers, planner.hollow))
+
+
+def place_in_process(program: Program, module: nn.Module, batch: Batch, plan: Plan) -> PlacedModule:
+    """Return `module` as all ranks of a plan on the CPU of this process; they run a program that was captured already.
+
+    Args:
+        program: captured from an equal module in training; not changed.
+        module: whose weights the ranks take.
+        batch: which the program was captured on.
+        plan: mesh and options.
+
+    Raises:
+        PlanError, PlacementError: the program cannot be placed.
+    """
+    peers = in_process(plan.mesh, [torch.device("cpu")])
+    planner = Planner(module, plan, peers, autocast=None, lifted=False)
+    step = planner.adopt(program, batch)
     return PlacedModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers, planner.hollow))
 
 

@@ -22,6 +22,7 @@ from paceline.plan import Plan
 from paceline.program.capture import Batch, capture
 from paceline.program.fingerprint import fingerprint
 from paceline.program.precision import lift
+from paceline.program.program import Program
 from paceline.runtime.hollow import Hollow
 from paceline.runtime.peers import Peers, Stored
 from paceline.runtime.program_cache import ProgramCache, default_directory
@@ -64,11 +65,21 @@ class Planner:
         Raises:
             CaptureError, PlanError, PlacementError: on every rank when rank 0 cannot plan it.
         """
-        leaves, structure = pytree.tree_flatten(batch)
-        key = (tuple(_signature(leaf) for leaf in leaves), structure, training, split)
+        key = _key(batch, training, split)
         if key not in self._steps:
             self._steps[key] = self._make(batch, training, split)
         return self._steps[key]
+
+    def adopt(self, program: Program, batch: Batch) -> Step:
+        """Return the step for batches like `batch`, from a program that was captured already; in one process only.
+
+        Raises:
+            PlanError, PlacementError: it cannot be placed.
+        """
+        made = schedule(place(program.copy(), self._plan), self._plan)
+        step = step_from_json(step_to_json(made), made.constants, fakes=self._plan.compile)
+        self._steps[_key(batch, training=program.training, split=True)] = step
+        return step
 
     def _make(self, batch: Batch, training: bool, split: bool) -> Step:
         began = time.perf_counter()
@@ -124,6 +135,11 @@ def in_modes(module: nn.Module, training: Mapping[nn.Module, bool]) -> Iterator[
     finally:
         for part, was in before.items():
             part.training = was
+
+
+def _key(batch: Batch, training: bool, split: bool) -> Any:
+    leaves, structure = pytree.tree_flatten(batch)
+    return tuple(_signature(leaf) for leaf in leaves), structure, training, split
 
 
 def _signature(leaf: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from safetensors import safe_open
 
 from paceline.plan import Plan
 from paceline.program.capture import Batch, as_call
+from paceline.program.program import Program
 from paceline.runtime.job.rendezvous import join
 from paceline.runtime.job.world import ONE_PROCESS, Backend
-from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
+from paceline.runtime.module import ParallelModule, PlacedModule, parallelize, place_in_process
 from paceline.runtime.state import Shard
 from paceline.verify.compare import Key, Kind, gap, largest_gap, loss_name
 from paceline.verify.precision import Precision
@@ -71,6 +72,7 @@ class Finding:
         gaps: largest absolute difference from the reference.
         forward, backward: collectives of a step, by kind.
         backend: what carried tensors between processes.
+        unknown_operators: those without a rule, which every rank computes whole.
     """
 
     losses: tuple[float, ...]
@@ -78,6 +80,7 @@ class Finding:
     forward: dict[str, Volume]
     backward: dict[str, Volume]
     backend: Backend
+    unknown_operators: tuple[str, ...]
 
     def save(self, file: Path) -> None:
         """Write it as JSON."""
@@ -86,7 +89,8 @@ class Finding:
             for name, found in (("forward", self.forward), ("backward", self.backward))
         }
         found = [[kind.value, name, gap] for (kind, name), gap in self.gaps.items()]
-        values = {"losses": self.losses, "gaps": found, "backend": asdict(self.backend), **volumes}
+        rest = {"backend": asdict(self.backend), "unknown_operators": self.unknown_operators}
+        values = {"losses": self.losses, "gaps": found, **volumes, **rest}
         file.write_text(json.dumps(values), encoding="utf-8")
 
     @classmethod
@@ -102,6 +106,7 @@ class Finding:
             forward,
             backward,
             Backend(**values["backend"]),
+            tuple(values["unknown_operators"]),
         )
 
 
@@ -109,7 +114,7 @@ def run_rank(arguments: Mapping[str, Any]) -> None:
     """Be a rank under the launcher: find, and leave the finding in the job's directory."""
     job = Job.from_json(arguments)
     with join(backend=job.backend) as world:
-        find(job, backend=world.backend).save(finding_file(job, world.rank))
+        find(job, world.backend).save(finding_file(job, world.rank))
 
 
 def finding_file(job: Job, rank: int) -> Path:
@@ -117,19 +122,25 @@ def finding_file(job: Job, rank: int) -> Path:
     return job.directory / f"rank-{rank}.json"
 
 
-def find(job: Job, devices: Sequence[torch.device] | None = None, backend: Backend = ONE_PROCESS) -> Finding:
-    """Train by the plan and compare; a collective.
-
-    Args:
-        job: what to do.
-        devices: run all ranks in this process.
-        backend: what carries tensors between processes.
-    """
+def find(job: Job, backend: Backend) -> Finding:
+    """Train by the plan as one of its ranks, and compare; a collective."""
     module, batch = job.subject.build(job.directory / START)
     precision = job.subject.precision
     lifted = precision is Precision.FLOAT64
-    parallel = parallelize(module, batch, job.plan, devices=devices, autocast=precision.autocast, lifted=lifted)
-    assert isinstance(parallel, PlacedModule), "no fallback was asked for"
+    parallel = parallelize(module, batch, job.plan, autocast=precision.autocast, lifted=lifted)
+    return _train(job, parallel, batch, backend)
+
+
+def find_in_process(job: Job, program: Program) -> Finding:
+    """Train by the plan with all ranks in this process, and compare.
+
+    `program` was captured from the module, and is lifted where the comparison is in float64.
+    """
+    module, batch = job.subject.build(job.directory / START)
+    return _train(job, place_in_process(program, module, batch, job.plan), batch, ONE_PROCESS)
+
+
+def _train(job: Job, parallel: PlacedModule, batch: Batch, backend: Backend) -> Finding:
     gaps: dict[Key, float] = {}
 
     def differentiate(batch: Batch, seed: int) -> float:
@@ -154,7 +165,7 @@ def find(job: Job, devices: Sequence[torch.device] | None = None, backend: Backe
         gaps[Kind.LOSS, loss_name(number)] = gap(loss, reference)
     args, kwargs = as_call(batch)
     step = parallel.step(*args, **kwargs)
-    return Finding(tuple(losses), gaps, traffic(step.forward), traffic(step.backward), backend)
+    return Finding(tuple(losses), gaps, traffic(step.forward), traffic(step.backward), backend, step.unknown_operators)
 
 
 def _compare(parallel: ParallelModule, kinds: set[Kind], reference: Path, gaps: dict[Key, float]) -> None:

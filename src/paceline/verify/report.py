@@ -29,6 +29,7 @@ class Report:
         differences: of the plan from its serial reference, the worst first.
         eager: of the captured program from the unmodified module, the worst first.
         forward, backward: collectives of one step on each rank, by kind.
+        unknown_operators: operators without a rule, which every rank computes whole.
         first: the first difference along the program; None when there is none, or none in one process.
     """
 
@@ -45,6 +46,7 @@ class Report:
     eager: tuple[Difference, ...]
     forward: dict[str, Volume]
     backward: dict[str, Volume]
+    unknown_operators: tuple[str, ...] = ()
     first: FirstDifference | None = None
 
     @property
@@ -89,6 +91,7 @@ class Report:
                 "forward": {kind: asdict(volume) for kind, volume in self.forward.items()},
                 "backward": {kind: asdict(volume) for kind, volume in self.backward.items()},
             },
+            "operators_without_rule": list(self.unknown_operators),
             "first_difference": None if self.first is None else _location(self.first),
         }
 

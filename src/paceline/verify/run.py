@@ -10,25 +10,27 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
+from torch import nn
 
 from paceline.errors import RecipeError, nearest
-from paceline.placement.intents import check_batch
+from paceline.placement.fitting import check_batch
 from paceline.plan import Mesh, Pin, Plan
 from paceline.program.build import Factory
-from paceline.program.capture import capture
+from paceline.program.capture import Batch, capture
 from paceline.program.precision import lift
+from paceline.program.program import Program
 from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch as launch_ranks
 from paceline.verify.compare import Key, differences, gaps
 from paceline.verify.locate import first_difference
 from paceline.verify.precision import Precision
-from paceline.verify.ranks import REFERENCE, START, Finding, Job, find, finding_file
+from paceline.verify.ranks import REFERENCE, START, Finding, Job, find_in_process, finding_file
 from paceline.verify.report import Report
 from paceline.verify.serial import Trajectory, run_eager, run_program
 from paceline.verify.subject import Subject, batch_size, batches, save_start
@@ -37,7 +39,9 @@ _E = TypeVar("_E", bound=Enum)
 _ENTRY = "paceline.verify.ranks:run_rank"
 
 
-class _Launch(Enum):
+class Launch(Enum):
+    """Where the ranks run: a process each, or all in this one."""
+
     PROCESSES = "processes"
     INPROCESS = "inprocess"
 
@@ -81,95 +85,113 @@ def verify(
     """
     if steps < 1:
         raise RecipeError(f"steps is {steps}; compare after at least 1 step.")
-    how = _choice(_Launch, launch, "launch")
+    how = _choice(Launch, launch, "launch")
     choice = Choice.parse(backend)
     subject = Subject(factory, dict(arguments or {}), _choice(Precision, dtype, "dtype"))
     plan = Plan(Mesh.parse(mesh) if isinstance(mesh, str) else mesh, zero_stage=zero_stage, pins=pins)
-    if how is _Launch.PROCESSES:
+    if how is Launch.PROCESSES:
         subject = replace(subject, factory=_name_of(factory))
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
-        return _Verification(subject, plan, steps, how, choice, Path(directory), tell).report()
+        return Comparison(subject, steps, Path(directory), tell).report(plan, how, choice)
 
 
-class _Verification:
-    """Runs the sides one after the other; what they share is in files of `directory`."""
+class Comparison:
+    """A module, and the plans that are compared with it one after the other; it is captured and trained serially once.
+
+    What the sides share is in files of `directory`.
+    """
 
     def __init__(
-        self,
-        subject: Subject,
-        plan: Plan,
-        steps: int,
-        how: _Launch,
-        backend: Choice,
-        directory: Path,
-        tell: Callable[[str], None],
+        self, subject: Subject, steps: int, directory: Path, tell: Callable[[str], None] = lambda _: None
     ) -> None:
         self._subject = subject
-        self._precision = subject.precision
-        self._plan = plan
         self._steps = steps
-        self._how = how
-        self._backend = backend
         self._directory = directory
         self._tell = tell
 
-    def report(self) -> Report:
-        self._tell("training the unmodified module serially")
-        module, batch = self._subject.build()
+    def report(self, plan: Plan, launch: Launch, backend: Choice = Choice.AUTO) -> Report:
+        """Train by a plan and compare; for the errors, see `verify`."""
+        _, batch = self._start
         size = batch_size(batch)
         assert size is not None
-        check_batch(size, self._plan.mesh)
-        save_start(module, batch, self._directory / START)
-        eager = run_eager(module, batches(batch, self._steps), self._precision)
-
-        self._tell("capturing it, and training the captured program serially")
-        # A fresh one, as every rank has it: the eager run may have left more behind than tensors.
-        module, batch = self._subject.build(self._directory / START)
-        program = capture(module, batch, autocast=self._precision.autocast)
-        captured = run_program(program, module, batches(batch, self._steps), eager.rate)
-        reference = eager
-        if self._precision is Precision.FLOAT64:
-            reference = run_program(lift(program), module, batches(batch, self._steps), eager.rate)
-
-        self._tell(f"training by the plan on {self._plan.mesh.size} ranks")
-        findings = self._findings(reference)
+        check_batch(size, plan.mesh)
+        serial, precision = self._serial, self._subject.precision
+        self._tell(f"training by the plan on {plan.mesh.size} ranks")
+        findings = self._findings(serial, plan, launch, backend)
         report = Report(
-            precision=self._precision,
-            mesh=str(self._plan.mesh),
-            ranks=self._plan.mesh.size,
-            launch=self._how.value,
+            precision=precision,
+            mesh=str(plan.mesh),
+            ranks=plan.mesh.size,
+            launch=launch.value,
             backend=findings[0].backend,
-            zero_stage=self._plan.zero_stage,
+            zero_stage=plan.zero_stage,
             steps=self._steps,
-            serial=reference.losses,
+            serial=serial.reference.losses,
             parallel=findings[0].losses,
-            differences=differences(_worst_of(findings), reference, self._precision.parallel.floor),
-            eager=differences(gaps(eager, captured), eager, self._precision.eager.floor),
+            differences=differences(_worst_of(findings), serial.reference, precision.parallel.floor),
+            eager=differences(gaps(serial.eager, serial.captured), serial.eager, precision.eager.floor),
             forward=findings[0].forward,
             backward=findings[0].backward,
+            unknown_operators=findings[0].unknown_operators,
         )
         if report.plan_equal:
             return report
         self._tell("looking for the first difference along the program")
-        return replace(report, first=first_difference(program, module, batch, self._plan))
+        return replace(report, first=first_difference(serial.program, serial.module, serial.batch, plan))
 
-    def _findings(self, reference: Trajectory) -> list[Finding]:
-        """Return what every process found."""
+    @cached_property
+    def _start(self) -> tuple[nn.Module, Batch]:
+        """The module and the batch whose tensors all sides start from."""
+        module, batch = self._subject.build()
+        save_start(module, batch, self._directory / START)
+        return module, batch
+
+    @cached_property
+    def _serial(self) -> _Serial:
+        module, batch = self._start
+        precision = self._subject.precision
+        self._tell("training the unmodified module serially")
+        eager = run_eager(module, batches(batch, self._steps), precision)
+        self._tell("capturing it, and training the captured program serially")
+        # A fresh one, as every rank has it: the eager run may have left more behind than tensors.
+        module, batch = self._subject.build(self._directory / START)
+        program = capture(module, batch, autocast=precision.autocast)
+        captured = run_program(program, module, batches(batch, self._steps), eager.rate)
+        reference = eager
+        if precision is Precision.FLOAT64:
+            program = lift(program)
+            reference = run_program(program, module, batches(batch, self._steps), eager.rate)
         reference.save(self._directory / REFERENCE)
-        job = Job(
-            self._subject,
-            self._plan,
-            self._steps,
-            reference.rate,
-            reference.losses,
-            self._directory,
-            self._backend.value,
-        )
-        if self._how is _Launch.INPROCESS:
-            return [find(job, [torch.device("cpu")])]
-        ranks = self._plan.mesh.size
+        return _Serial(module, batch, program, eager, captured, reference)
+
+    def _findings(self, serial: _Serial, plan: Plan, launch: Launch, backend: Choice) -> list[Finding]:
+        """Return what every process found."""
+        reference = serial.reference
+        job = Job(self._subject, plan, self._steps, reference.rate, reference.losses, self._directory, backend.value)
+        if launch is Launch.INPROCESS:
+            return [find_in_process(job, serial.program)]
+        ranks = plan.mesh.size
         launch_ranks(_ENTRY, job.to_json(), ranks)
         return [Finding.load(finding_file(job, rank)) for rank in range(ranks)]
+
+
+@dataclass(frozen=True)
+class _Serial:
+    """The serial sides of a comparison.
+
+    Attributes:
+        module, batch: from which `program` was captured, and whose tensors are as at the start.
+        program: what plans place, lifted where the comparison is in float64.
+        eager, captured: the unmodified module and the captured program, not lifted.
+        reference: what plans are compared with.
+    """
+
+    module: nn.Module
+    batch: Batch
+    program: Program
+    eager: Trajectory
+    captured: Trajectory
+    reference: Trajectory
 
 
 def _worst_of(findings: list[Finding]) -> dict[Key, float]:
