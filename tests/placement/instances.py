@@ -257,6 +257,11 @@ def _attention() -> Calls:
         yield forward, q, k, v, 0.0, causal, options
         out, rows = forward(q, k, v, 0.0, causal, **options)
         yield backward, rand(2, 4, 6, 4), q, k, v, out, rows, 0.0, causal, options
+    for groups, blocks in ((4, [12]), (2, [6, 6])):  # rows of the rank 1 of 2
+        q, k, v, where = rand(2, 4, 6, 4), rand(2, groups, 12, 4), rand(2, groups, 12, 4), torch.tensor(1)
+        out, rows = ours.causal_rows.default(q, k, v, where, 2, blocks, 0.3)
+        yield ours.causal_rows.default, q, k, v, where, 2, blocks, 0.3
+        yield ours.causal_rows_backward.default, rand(2, 4, 6, 4), q, k, v, out, rows, where, 2, blocks, 0.3
 
 
 def _convolutions() -> Calls:

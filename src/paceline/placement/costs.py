@@ -13,8 +13,10 @@ import torch
 from paceline.placement.placements import PARTIAL, REPLICATE, Placement, Shard
 from paceline.placement.redistribute import Collective, collective_of
 from paceline.placement.rules.rule import Call
+from paceline.program import attention  # noqa: F401  (registers operators)
 
 aten = torch.ops.aten
+ours = torch.ops.paceline
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def matmul_flops(call: Call) -> float:
             return 2.0 * prod(call.outputs[0] or ()) * prod(shapes[1][1:])
         case aten.convolution_backward.default:
             return 4.0 * prod(shapes[0]) * prod(shapes[2][1:])
-        case aten._scaled_dot_product_flash_attention_for_cpu.default:
+        case aten._scaled_dot_product_flash_attention_for_cpu.default | ours.causal_rows.default:
             return 4.0 * prod(shapes[0]) * shapes[1][2]
-        case aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
+        case aten._scaled_dot_product_flash_attention_for_cpu_backward.default | ours.causal_rows_backward.default:
             return 10.0 * prod(shapes[0]) * shapes[2][2]
     return 0.0

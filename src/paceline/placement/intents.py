@@ -7,6 +7,7 @@ where parameters live; within that the solver is free.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -75,10 +76,29 @@ def intent_of(axis: Axis, *, split_batch: bool, saves_memory: bool = False) -> I
             return Intent(parameters=Parameters.FREE)
 
 
-def followed(shape: Shape, meaning: Dimensions, intent: Intent, parts: int) -> list[Shard]:
-    """Return the splits of a batch input of `shape` that an intent follows: those that divide."""
-    shards = [Shard(dim) for dim, what in enumerate(meaning) if what in intent.follow]
+_STRIPES = (8, 4, 2)
+_LEAST_ROWS = 16
+"""Of a stripe on one rank; fewer do not keep a kernel busy."""
+
+
+def followed(shape: Shape, meaning: Dimensions, intent: Intent, parts: int, causal: Collection[int]) -> list[Shard]:
+    """Return the splits of a batch input of `shape` that an intent follows: those that divide.
+
+    Time is split in stripes where it has one of the lengths in `causal`, over which tokens see only those before them:
+    the later a token, the more work it is, and a rank with stripes all over has its share of early ones and late ones.
+    """
+    shards = [
+        Shard(dim, _stripes(shape[dim], parts) if what is Dimension.TIME and shape[dim] in causal else 1)
+        for dim, what in enumerate(meaning)
+        if what in intent.follow
+    ]
     return [shard for shard in shards if divides(shape, shard, parts)]
+
+
+def _stripes(length: int, parts: int) -> int:
+    """The most blocks of a sequence of which a rank's part is not too short."""
+    fitting = (n for n in _STRIPES if length % (n * parts) == 0 and length // (n * parts) >= _LEAST_ROWS)
+    return next(fitting, 1)
 
 
 def allowed_input_placements(item: Input, shape: Shape, shards: list[Shard], intent: Intent) -> list[Placement]:

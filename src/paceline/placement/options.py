@@ -18,8 +18,9 @@ from paceline.placement.placements import REPLICATE, Placement, Shard, divides
 from paceline.placement.problem import Problem
 from paceline.placement.redistribute import is_redistribution, redistribution_bytes, redistribution_of
 from paceline.placement.rules import AxisRule, Strategy
+from paceline.placement.rules.attention import causal_length
 from paceline.placement.strategies import strategies
-from paceline.program.program import Input
+from paceline.program.program import Input, InputRole
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,28 @@ def options(
         costs=costs,
         splits=splits,
         fixed=fixed,
+        working=_with_parameters(problem),
     )
     return {node: choice.of(node) for node in problem.nodes if not problem.follows(node)}
 
 
 def _followed(problem: Problem, intent: Intent) -> dict[Node, list[Shard]]:
     """How the batch inputs are split."""
+    causal = {length for call in problem.calls.values() if (length := causal_length(call)) is not None}
     found = {
-        node: followed(Ref(node, 0).shape, meaning, intent, problem.parts) for node, meaning in problem.meanings.items()
+        node: followed(Ref(node, 0).shape, meaning, intent, problem.parts, causal)
+        for node, meaning in problem.meanings.items()
     }
     return {node: shards for node, shards in found.items() if shards}
+
+
+def _with_parameters(problem: Problem) -> set[Node]:
+    """Nodes that compute with parameters; the others make masks, positions and labels."""
+    found = {node for node, item in problem.input_of.items() if item.role in (InputRole.PARAMETER, InputRole.TANGENT)}
+    for node in problem.nodes:
+        if any(ref.node in found for ref in problem.inputs.get(node, ())):
+            found.add(node)
+    return found
 
 
 def _along(problem: Problem, dimensions: frozenset[Dimension], candidates: Candidates) -> dict[Node, list[Shard]]:
@@ -90,6 +103,7 @@ class _Choice:
     costs: Costs
     splits: Mapping[Node, list[Shard]]
     fixed: Mapping[Node, Placement]
+    working: set[Node]
 
     def of(self, node: Node) -> list[Option]:
         if node.op == "get_attr":
@@ -104,9 +118,16 @@ class _Choice:
         if node in self.fixed:
             return [self.fixed[node]]
         if node in self.splits:
-            return list(self.splits[node])
+            return [*self.splits[node], *([REPLICATE] if self._may_be_whole(node) else [])]
         ref = Ref(node, 0)
         return allowed_input_placements(self.problem.input_of[node], ref.shape, self.candidates.of(ref), self.intent)
+
+    def _may_be_whole(self, node: Node) -> bool:
+        """Whether ranks that see the same samples may each keep a batch input whole, of which they compute a part.
+
+        So may ids and masks: those that shift labels or widen a mask need them whole, and they are small.
+        """
+        return Dimension.BATCH not in self.intent.follow and not Ref(node, 0).value.is_floating_point()
 
     def _strategies_of(self, node: Node) -> list[Strategy]:
         inputs = self.problem.inputs[node]
@@ -120,7 +141,9 @@ class _Choice:
         if self.intent.follow:
             # Where an operator can be split along what is followed it is. Where it cannot, the solver is free: it
             # draws a dropout mask whole and cuts it before the cast, and it casts a shard of a parameter before the
-            # gather.
+            # gather. So it is, too, with what is made of ids alone: a mask of tokens runs along keys as well as rows.
+            if Dimension.BATCH not in self.intent.follow and node not in self.working:
+                return found
             return [s for s in found if _touches(s, inputs, outputs, self.followed)] or found
         is_product = matmul_flops(self.problem.calls[node]) > 0
         avoided = self.avoided_in_products if is_product else self.avoided

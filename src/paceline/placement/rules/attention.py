@@ -1,21 +1,32 @@
 """Fused attention: queries [B, H, Tq, D], keys and values [B, G, Tk, D], with H a multiple of G (grouped queries).
 
-Batch and heads may be split; queries as well when every row sees the same keys. With grouped queries a split of `g`
-gives whole groups to a rank, a split of `r` some queries of every group, and all keys. Attention with dropout draws its
-mask inside, so it stays whole.
+Batch and heads may be split, and queries. With grouped queries a split of `g` gives whole groups to a rank, a split of
+`r` some queries of every group, and all keys. Where row i sees keys 0 to i, a rank must know which rows it has: that is
+an operator of its own. Attention with dropout draws its mask inside, so it stays whole.
 
 The variants for GPUs are written from their schemas and CPU sibling; no test here runs them.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from paceline.placement.placements import Shape
-from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, rule
+import torch
+from torch.fx import Node
+
+from paceline.placement.placements import Shape, Shard
+from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, Strategy, Written, rule
 from paceline.placement.rules.words import named, replicated_where_absent, shape_of, slot
+from paceline.program import attention  # noqa: F401  (registers operators)
+
+if TYPE_CHECKING:
+    from paceline.placement.writer import Writer
 
 aten = torch.ops.aten
+ours = torch.ops.paceline
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def _heads(call: Call) -> Label | Factors:
@@ -56,14 +67,45 @@ def _row_statistics(call: Call, shape: Shape | None) -> Axes:
     return ("b", _heads(call), rows) + (None,) * (len(shape) - 3)
 
 
+def _is_causal(call: Call) -> bool:
+    """Whether it is attention in which row i sees keys 0 to i, of which we can compute some rows."""
+    causal = call.target in (FORWARD, BACKWARD) and call["is_causal"] and call["dropout_p"] == 0.0
+    return causal and slot(call, "attn_mask") is None
+
+
+def causal_length(call: Call) -> int | None:
+    """Return the length of the sequence over which a call is causal attention; None where it is something else."""
+    return shape_of(call, "query")[2] if _is_causal(call) else None
+
+
 def _split(call: Call) -> frozenset[Label]:
     if call["dropout_p"] != 0.0:
         return frozenset()
-    return frozenset("bgr") if call["is_causal"] else frozenset("bgrq")
+    return frozenset("bgr") if call["is_causal"] and not _is_causal(call) else frozenset("bgrq")
+
+
+def _write_rows(writer: Writer, arguments: Mapping[str, Any], strategy: Strategy) -> Sequence[Node]:
+    made = writer.call(ours.causal_rows.default, *_rows(writer, arguments, strategy, 0))
+    return [writer.item(made, 0), writer.item(made, 1)]
+
+
+def _write_rows_backward(writer: Writer, arguments: Mapping[str, Any], strategy: Strategy) -> Sequence[Node]:
+    made = writer.call(ours.causal_rows_backward.default, *_rows(writer, arguments, strategy, 1))
+    return [writer.item(made, 0), writer.item(made, 1), writer.item(made, 2)]
+
+
+def _rows(writer: Writer, arguments: Mapping[str, Any], strategy: Strategy, query: int) -> list[Any]:
+    """Return the arguments of our operator: those of the kernel, then which rows the rank has."""
+    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
+    tensors = [arguments[name] for name in names if name in arguments]
+    rows, shard = arguments["query"].meta["val"].shape[2], strategy.inputs[query]
+    assert isinstance(shard, Shard)
+    blocks = list(shard.sizes(rows * writer.parts))
+    return [*tensors, writer.coordinate(), writer.parts, blocks, arguments.get("scale")]
 
 
 @rule(
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    FORWARD,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
@@ -76,11 +118,17 @@ def _attention(call: Call) -> AxisRule:
     split = _split(call)
     if statistics[2:3] != ("q",):
         split -= {"q"}
-    return AxisRule(named(call, axes), outputs, split, results=replicated_where_absent(outputs, range(1, len(outputs))))
+    return AxisRule(
+        named(call, axes),
+        outputs,
+        split,
+        results=replicated_where_absent(outputs, range(1, len(outputs))),
+        written={"q": Written(_write_rows)} if _is_causal(call) else {},
+    )
 
 
 @rule(
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    BACKWARD,
     aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_flash_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
@@ -91,4 +139,22 @@ def _attention_backward(call: Call) -> AxisRule:
     outputs = (axes["query"], axes["key"], axes["value"], mask)[: len(call.outputs)]
     statistics = axes.get("logsumexp", ())
     split = _split(call) if statistics[2:3] == ("q",) else _split(call) - {"q"}
-    return AxisRule(named(call, axes), outputs, split)
+    return AxisRule(
+        named(call, axes),
+        outputs,
+        split,
+        written={"q": Written(_write_rows_backward)} if _is_causal(call) else {},
+    )
+
+
+@rule(ours.causal_rows.default)
+def _causal_rows(call: Call) -> AxisRule:
+    """For a later axis; the rows are split already."""
+    axes = _axes(call)
+    return AxisRule(named(call, axes), (axes["query"], axes["query"][:3]), frozenset("bgr"))
+
+
+@rule(ours.causal_rows_backward.default)
+def _causal_rows_backward(call: Call) -> AxisRule:
+    axes = _axes(call)
+    return AxisRule(named(call, axes), (axes["query"], axes["key"], axes["value"]), frozenset("bgr"))
