@@ -240,6 +240,8 @@ class Mean(nn.Module):
         ("fsdp=2", "ddp", None, "Use the mesh 'dp=2', or fallback 'fsdp2'"),
         ("dp=2,fsdp=2", "ddp", None, "Use the mesh 'dp=4', or fallback 'fsdp2'"),
         ("dp=2", "fsdp2", None, "Use the mesh 'fsdp=2', or fallback 'ddp'"),
+        ("dp=2,tp=2", "ddp", None, r"has the axis 'tp'\. Use the mesh 'dp=4'"),
+        ("sp=2", "fsdp2", None, r"has the axis 'sp'\. Use the mesh 'fsdp=2'"),
         ("dp=2", "ddp", ["cpu"], "needs a process per rank"),
     ],
 )

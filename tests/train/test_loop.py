@@ -94,7 +94,7 @@ def trainer(
     **settings,
 ) -> Trainer:
     mesh = Mesh.parse(mesh)
-    steps_of = loader(data, batch, micro_batches, shuffle=shuffle, divisor=mesh.size)
+    steps_of = loader(data, batch, micro_batches, shuffle=shuffle, divisor=mesh.batch_parts)
     parallel = parallelize(module or tagger(), steps_of.example(), Plan(mesh), devices=["cpu"])
     optimizer = build_optimizer(parallel, "AdamW", {"lr": lr})
     return Trainer(

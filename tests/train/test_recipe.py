@@ -117,7 +117,8 @@ def test_a_fault_of_the_file_is_named_by_its_line(load: Load, line: str, expecte
         ("train.epochs=2", "both given"),
         ("train.steps=null", "'train.steps' or 'train.epochs' is missing"),
         ("train.micro_batches=3", "which 3 micro-batches do not divide; these would: 1, 2, 4, 8, 16."),
-        ("mesh=dp=3", "Ranks that would: 1, 2, 4, 8, 16; batches that would: 15, 18."),
+        ("mesh=dp=3", "Parts that would: 1, 2, 4, 8, 16; batches that would: 15, 18."),
+        ("mesh='tp=2,dp=3'", "into 3 parts, which do not divide the 16 samples of a micro-batch"),
         ("data.source=stdlb", "'data.source' is 'stdlb'; known: stdlib, text, "),
         ("data.sequnce=3", "unknown key 'data.sequnce'. Did you mean 'sequence'?"),
         ("data={}", "the key 'data.source' is missing; known: "),
@@ -136,6 +137,11 @@ def test_a_fault_of_an_override_is_named_by_the_override(load: Load, override: s
     message = refusal(load, override)
     assert expected in message
     assert f"--set {override}" in message
+
+
+@pytest.mark.parametrize("mesh", ["tp=3", "dp=2,sp=3", "hw=5,fsdp=4"])
+def test_only_axes_that_split_the_batch_must_divide_it(load: Load, mesh: str) -> None:
+    assert str(load(f"mesh={mesh}").mesh) == mesh
 
 
 def test_all_faults_are_told_at_once(load: Load) -> None:

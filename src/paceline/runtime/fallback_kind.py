@@ -30,7 +30,8 @@ class Fallback(Enum):
         """Refuse a mesh that this cannot run on. One rank is a plain module under either name.
 
         Raises:
-            PlanError: DDP splits no parameters, FSDP2 splits them along `fsdp`, and neither has ranks in one process.
+            PlanError: DDP splits no parameters, FSDP2 splits them along `fsdp`; neither splits operators, nor has ranks
+                in one process.
         """
         if mesh.size == 1:
             return
@@ -38,6 +39,13 @@ class Fallback(Enum):
             raise PlanError(
                 f"fallback '{self.value}' needs a process per rank, but all ranks of '{mesh}' are to run in this "
                 "one. Leave out devices=[...] (launch: processes), or the fallback."
+            )
+        others = [axis for axis, size in mesh.axes if size > 1 and not Axis(axis).splits_batch]
+        if others:
+            whole = (Axis.DP if self is Fallback.DDP else Axis.FSDP).value
+            raise PlanError(
+                f"fallback '{self.value}' splits the batch and no operators, but mesh '{mesh}' has the axis "
+                f"'{others[0]}'. Use the mesh '{whole}={mesh.size}'."
             )
         sharded = _size(mesh, Axis.FSDP.value) > 1
         if self is Fallback.DDP and sharded:

@@ -31,7 +31,8 @@ class ParallelModule(nn.Module, ABC):
         plan: what is executed.
         mesh: its axes.
         ranks: the ranks of the mesh that live in this process.
-        input_shard: (index, count): which contiguous part of the batch `local` takes in this process.
+        input_shard: (index, count): which contiguous part of the batch `local` takes in this process; ranks that differ
+            only along axes that split no samples (tp, sp, hw) take the same one.
         last_weight: the weight of the mean that the last loss was (its number of samples or valid tokens).
     """
 
@@ -63,7 +64,7 @@ class ParallelModule(nn.Module, ABC):
     @property
     def input_shard(self) -> tuple[int, int]:
         """(index, count) of this process's part of a batch that is split."""
-        return (0, 1) if self._peers.alone else (self.ranks[0], self.mesh.size)
+        return (0, 1) if self._peers.alone else (self.mesh.batch_part(self.ranks[0]), self.mesh.batch_parts)
 
     def seed(self, value: int) -> None:
         """Set the seed of the random operators of the next call; equal on all ranks."""

@@ -8,16 +8,16 @@ from typing import Any, overload
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from paceline.errors import CaptureError, PlanError
+from paceline.errors import CaptureError, PlacementError, PlanError
 from paceline.placement.placements import Placement
 from paceline.plan import Mesh, Plan
-from paceline.program.capture import Batch, batch_leaves
+from paceline.program.capture import Batch
 from paceline.program.program import InputRole, OutputRole, Program
 from paceline.program.random import is_random
-from paceline.runtime.executor import RankValues, local_piece
+from paceline.runtime.batches import grown, pieces_of_part, pieces_of_whole
+from paceline.runtime.executor import RankValues
 from paceline.runtime.fallback import FallbackModule
 from paceline.runtime.fallback_kind import Fallback
 from paceline.runtime.interface import ParallelModule, seeded
@@ -165,33 +165,22 @@ class PlacedModule(ParallelModule):
         """Return the serial loss of a global batch, which every process is given whole."""
         batch = _batch(args, kwargs)
         step = self.step(*args, **kwargs)
-        return self._run(step, [self._cut(step, batch, rank) for rank in self.ranks])
+        return self._run(step, [pieces_of_whole(step, batch, self._state.where(rank)) for rank in self.ranks])
 
     def local(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of a global batch of which this process is given its part only; see `input_shard`."""
-        _, count = self.input_shard
+        index, count = self.input_shard
         if count == 1:
             return self.forward(*args, **kwargs)
         batch = _batch(args, kwargs)
-        step = self._planner.step(_grown(batch, count), training=self.training, split=True)
-        leaves = batch_leaves(batch)
-        names = [placed.item.name for placed in step.inputs if placed.item.role is InputRole.BATCH]
-        return self._run(step, [{name: leaves[name] for name in names}])
+        step = self._planner.step(grown(batch, count), training=self.training, split=True)
+        return self._run(step, [pieces_of_part(step, batch, self._state.where(rank), index) for rank in self.ranks])
 
     def whole(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of a batch that is too small to divide: every rank computes all of it."""
         batch = _batch(args, kwargs)
         step = self._planner.step(batch, training=self.training, split=False)
-        return self._run(step, [self._cut(step, batch, rank) for rank in self.ranks])
-
-    def _cut(self, step: Step, batch: Batch, rank: int) -> dict[str, Tensor]:
-        leaves = batch_leaves(batch)
-        where = self._state.where(rank)
-        return {
-            placed.item.name: local_piece(leaves[placed.item.name], placed.placements, where)
-            for placed in step.inputs
-            if placed.item.role is InputRole.BATCH
-        }
+        return self._run(step, [pieces_of_whole(step, batch, self._state.where(rank)) for rank in self.ranks])
 
     def _run(self, step: Step, batches: list[dict[str, Tensor]]) -> Tensor:
         prepared = self._prepare(step)
@@ -222,6 +211,7 @@ class PlacedModule(ParallelModule):
 
     def _prepare(self, step: Step) -> _Prepared:
         if id(step) not in self._prepared:
+            self._check_held(step)
             executor = self._peers.executor
             self._prepared[id(step)] = _Prepared(
                 executor.prepare(step.forward, step.constants),
@@ -229,6 +219,18 @@ class PlacedModule(ParallelModule):
                 any(is_random(node) for node in step.forward.nodes),
             )
         return self._prepared[id(step)]
+
+    def _check_held(self, step: Step) -> None:
+        """Check that a step finds parameters and buffers where the ranks hold them."""
+        for placed in step.inputs:
+            name = placed.item.name
+            is_held = placed.item.role in (InputRole.PARAMETER, InputRole.BUFFER)
+            if is_held and placed.placements != self._state.placements(name):
+                places = ["/".join(map(str, found)) for found in (placed.placements, self._state.placements(name))]
+                raise PlacementError(
+                    f"a step wants '{name}' placed as {places[0]}, but ranks hold it as {places[1]}. This is a fault "
+                    "of Paceline; please report it."
+                )
 
     def _keep(self, step: Step, results: RankValues) -> None:
         """Store changed buffers and the weight of the loss."""
@@ -337,16 +339,3 @@ def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
     if args and kwargs:
         raise PlanError("give the batch as positional or as keyword arguments, not both: programs name inputs by them.")
     return kwargs if kwargs else args
-
-
-def _grown(batch: Batch, count: int) -> Any:
-    """Return a global batch, of values that nobody reads, of which `batch` is one of `count` parts.
-
-    Tensors without the batch dimension, which is the first of the first tensor that has one, stay as they are.
-    """
-    size = next((leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 0)
-
-    def grow(part: Tensor) -> Tensor:
-        return part.new_empty((size * count, *part.shape[1:])) if part.shape[:1] == (size,) else part
-
-    return pytree.tree_map_only(Tensor, grow, batch)

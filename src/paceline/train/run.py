@@ -114,9 +114,9 @@ class _Run:
 
     def _trainer(self, module: ParallelModule, source: Source, held_out: Source | None) -> Trainer:
         recipe, settings = self.recipe, self.recipe.train
-        ranks = recipe.mesh.size
+        parts = recipe.mesh.batch_parts
         loader = Loader(
-            source, settings.batch, settings.micro_batches, module.input_shard, seed=recipe.seed, divisor=ranks
+            source, settings.batch, settings.micro_batches, module.input_shard, seed=recipe.seed, divisor=parts
         )
         # Epochs of whole steps: the last one may be smaller than the batch.
         steps = settings.steps if settings.steps is not None else (settings.epochs or 1) * len(loader)
@@ -163,7 +163,8 @@ class _Run:
                 "fraction, such as 0.05, or leave out train.validate."
             )
         batch = self.recipe.train.batch // self.recipe.train.micro_batches
-        loader = Loader(held_out, batch, shard=module.input_shard, seed=self.recipe.seed, divisor=self.recipe.mesh.size)
+        parts = self.recipe.mesh.batch_parts
+        loader = Loader(held_out, batch, shard=module.input_shard, seed=self.recipe.seed, divisor=parts)
 
         def batches() -> Iterable[MicroBatch]:
             for step in islice(loader.epoch(), section.batches):

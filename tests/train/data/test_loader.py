@@ -112,7 +112,7 @@ def test_all_ranks_in_one_process_load_everything_cut_for_the_ranks():
         ([4, 5], False),
         ([6], True),
     ]
-    with pytest.raises(PlanError, match="shard 0 of 2 cannot load for 3 ranks"):
+    with pytest.raises(PlanError, match="shard 0 of 2 cannot load for 3 parts"):
         Loader(numbers(7), batch=6, shard=(0, 2), divisor=3)
 
 

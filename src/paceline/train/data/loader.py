@@ -1,7 +1,8 @@
 """The loader: steps of micro-batches from a source, one step ahead of the training in a background thread.
 
 Which samples make a step is a function of (seed, epoch, step) alone; a rank loads its slice of every micro-batch. So a
-run may be resumed at any other number of ranks and goes on in the same order.
+run may be resumed at any other number of ranks and goes on in the same order. Ranks among which the module splits
+something else than samples load the same slice.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ class Loader:
         source: where samples come from.
         batch: samples of a step, over all ranks and micro-batches.
         micro_batches: equal pieces of a step.
-        shard: (index, count), the slice of every micro-batch that this process loads; `ParallelModule.input_shard`.
+        shard: (index, count), the part of every micro-batch that this process loads; `ParallelModule.input_shard`.
         seed: of the order, from 0 to 2**64 - 1; together with the epoch it determines the order.
         shuffle: a new order in every epoch; the source's own order in all epochs when False.
         drop_last: leave out the last step of an epoch when it is smaller than `batch`.
-        divisor: number of ranks over which the module splits a micro-batch, when that is not `shard`'s count: with all
+        divisor: number of parts into which the module splits a micro-batch, when that is not `shard`'s count: with all
             ranks in one process, that process loads everything (shard (0, 1)) and the module still divides it.
 
     Raises:
@@ -86,10 +87,10 @@ class Loader:
         drop_last: bool = False,
         divisor: int | None = None,
     ) -> None:
-        index, ranks = shard
-        divisor = ranks if divisor is None else divisor
-        if not 0 <= index < ranks or divisor % ranks:
-            raise PlanError(f"shard {index} of {ranks} cannot load for {divisor} ranks; an index is below its count.")
+        index, parts = shard
+        divisor = parts if divisor is None else divisor
+        if not 0 <= index < parts or divisor % parts:
+            raise PlanError(f"shard {index} of {parts} cannot load for {divisor} parts; an index is below its count.")
         if not 0 <= seed < 2**64:
             raise DataError(f"seed is {seed}; it is a whole number from 0 to 2**64 - 1.")
         self._source = source

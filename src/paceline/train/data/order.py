@@ -62,7 +62,7 @@ class Part:
     whole: bool = False
 
     def of_rank(self, index: int, count: int) -> slice:
-        """Return the positions that the rank at `index` of `count` loads."""
+        """Return the positions that a rank which computes part `index` of `count` loads."""
         if self.whole:
             return slice(self.start, self.start + self.samples)
         share = self.samples // count
@@ -77,11 +77,12 @@ class Cut:
         length: samples of the data.
         batch: samples of a step, over all ranks.
         micro_batches: pieces of a full step.
-        divisor: the number of ranks that a divided micro-batch is split over.
+        divisor: the number of parts that a divided micro-batch is split into, one for each group of ranks that
+            computes the same samples.
         drop_last: leave out the last step of an epoch when it is smaller than `batch`.
 
     Raises:
-        PlanError: the micro-batches do not divide the batch, or the ranks do not divide a micro-batch.
+        PlanError: the micro-batches do not divide the batch, or the parts do not divide a micro-batch.
     """
 
     length: int
@@ -101,7 +102,7 @@ class Cut:
         sizes = " or ".join(str(size) for size in (below, below + unit) if size)
         problem = (
             f"a batch of {self.batch} samples cannot be cut into {self.micro_batches} equal micro-batches, each split "
-            f"over {self.divisor} ranks. Batch sizes that would work: {sizes}, any multiple of {unit}."
+            f"into {self.divisor} parts. Batch sizes that would work: {sizes}, any multiple of {unit}."
         )
         if self.batch % self.micro_batches:
             raise PlanError(f"{problem} Numbers of micro-batches that divide the batch: {_divisors(self.batch)}.")
@@ -119,8 +120,8 @@ class Cut:
     def parts(self, step: int) -> Iterator[Part]:
         """Yield the micro-batches of a step of the epoch; all parts of all steps tile the epoch without overlap.
 
-        The last step may be smaller. It is cut into micro-batches no larger than the regular ones, each of which the
-        ranks divide, and at most one remainder of fewer samples than ranks, which every rank loads whole.
+        The last step may be smaller. It is cut into micro-batches no larger than the regular ones, each of which
+        `divisor` divides, and at most one remainder of fewer samples, which every rank loads whole.
         """
         start, end = step * self.batch, min((step + 1) * self.batch, self.length)
         regular = self.batch // self.micro_batches
