@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.placement.constraints import pinned
@@ -56,7 +57,13 @@ class PlacedProgram:
         return shape
 
 
-def place(program: Program, plan: Plan | Mesh, *, split_batch: bool = True) -> PlacedProgram:
+def place(
+    program: Program,
+    plan: Plan | Mesh,
+    *,
+    split_batch: bool = True,
+    held: Mapping[Input, tuple[Placement, ...]] | None = None,
+) -> PlacedProgram:
     """Place a captured program on a mesh.
 
     Args:
@@ -64,6 +71,7 @@ def place(program: Program, plan: Plan | Mesh, *, split_batch: bool = True) -> P
         plan: its mesh's axes are solved one after the other, with the redistributions of the earlier ones in the graph.
             Its pins are what parameters must be, and its memory is what a rank may hold.
         split_batch: False computes the whole batch on every rank, for one that is too small to divide.
+        held: how ranks hold parameters and buffers already, along each axis; those of another program of the module.
 
     Raises:
         PlanError: a dimension of the batch does not divide; the message names sizes that do.
@@ -77,6 +85,8 @@ def place(program: Program, plan: Plan | Mesh, *, split_batch: bool = True) -> P
     nodes = dict(zip(program.inputs, program.placeholders, strict=True))
     check_dimensions({item: tuple(nodes[item].meta["val"].shape) for item in meanings}, meanings, mesh)
     fixed = pinned(program, plan.pins, mesh.names)
+    for position, axis in enumerate(mesh.names):
+        fixed[axis] |= {item: along[position] for item, along in (held or {}).items()}
     costs = Costs()
     placements: dict[Input, tuple[Placement, ...]] = {item: () for item in program.inputs}
     reports, unknown = [], set()

@@ -18,11 +18,12 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from paceline.placement.place import place
+from paceline.placement.placements import Placement
 from paceline.plan import Plan
 from paceline.program.capture import Batch, capture
 from paceline.program.fingerprint import fingerprint
 from paceline.program.precision import lift
-from paceline.program.program import Program
+from paceline.program.program import Input, InputRole, Program
 from paceline.runtime.hollow import Hollow
 from paceline.runtime.peers import Peers, Stored
 from paceline.runtime.program_cache import ProgramCache, default_directory
@@ -30,6 +31,7 @@ from paceline.runtime.step import Step, schedule
 from paceline.runtime.stored import step_from_json, step_to_json
 
 _log = logging.getLogger(__name__)
+_STATE = (InputRole.PARAMETER, InputRole.BUFFER)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Planner:
         self._training_modes = training_modes(module)
         self._cache = ProgramCache(default_directory())
         self._steps: dict[Any, Step] = {}
+        self._held: dict[Input, tuple[Placement, ...]] = {}
         self._capture_s = self._place_s = 0.0
         self.startups: list[Startup] = []
         self.hollow = Hollow()
@@ -87,6 +90,8 @@ class Planner:
         # Every rank, rank 0 too, runs what was stored: there is one plan.
         step = step_from_json(data, constants, fakes=self._plan.compile)
         self.startups.append(Startup(self._capture_s, self._place_s, time.perf_counter() - began))
+        if not self._held:  # the first step says where parameters live, and all others find them there
+            self._held = {placed.item: placed.placements for placed in step.inputs if placed.item.role in _STATE}
         return step
 
     def _stored(self, batch: Batch, training: bool, split: bool) -> Stored:
@@ -95,7 +100,14 @@ class Planner:
             return self._from_cache(batch, split)
 
     def _from_cache(self, batch: Batch, split: bool) -> Stored:
-        extra = {"plan": self._plan.to_dict(), "split": split, "autocast": str(self._autocast), "lifted": self._lifted}
+        held = {f"{item.role.value}/{item.name}": list(map(str, along)) for item, along in self._held.items()}
+        extra = {
+            "plan": self._plan.to_dict(),
+            "split": split,
+            "autocast": str(self._autocast),
+            "lifted": self._lifted,
+            "held": held,
+        }
         found = fingerprint(self._module, batch, extra) if self._cache.directory is not None else None
         entry = self._cache.load(found.key) if found is not None else None
         if entry is not None:
@@ -106,7 +118,7 @@ class Planner:
         if self._lifted:
             program = lift(program)
         captured = time.perf_counter()
-        step = schedule(place(program, self._plan, split_batch=split), self._plan)
+        step = schedule(place(program, self._plan, split_batch=split, held=self._held), self._plan)
         self._capture_s, self._place_s = captured - began, time.perf_counter() - captured
         if step.unknown_operators:
             _log.warning("no rule for %s: every rank computes them whole", ", ".join(step.unknown_operators))
