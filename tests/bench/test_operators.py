@@ -11,7 +11,7 @@ import pytest
 from paceline.bench.memory import can_take_memory
 from paceline.bench.operators import Settings, main
 from paceline.bench.operators_contestants import AXES, ON_SHM, PEERS, Contestant, can_train, mesh_of, opponent, ours
-from paceline.bench.operators_table import markdown, markdown_of_activations
+from paceline.bench.operators_page import of_activations, of_steps
 from paceline.bench.operators_workloads import Model
 from paceline.errors import RecipeError
 
@@ -35,10 +35,10 @@ def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:
     if can_take_memory():
         assert set(result["memory"]) == set(result["rounds"]) == set(result["activations"])
         assert result["activations"]["serial"]["of_serial"] == 1.0
-        assert [*markdown_of_activations(whole, (Model.GPT,))][2].startswith("| gpt | `tp=2` | ")
+        assert [*of_activations(whole)][2].startswith("| gpt | `tp=2` | ")
     printed = capsys.readouterr().out
     assert "paceline-sp" in printed and "on Gloo alone" in printed
-    rows = [*markdown(whole)]
+    rows = [*of_steps(whole)]
     assert len(rows) == 2 + 4
     assert rows[-1].startswith("| gpt | `tp=2` | tp, both on Gloo | ")
 

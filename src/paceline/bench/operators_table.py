@@ -1,8 +1,7 @@
-"""How the results of the operators benchmark are shown: a table for each model, and one for the documentation."""
+"""How the results of the operators benchmark are shown: a table for each model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from rich import box
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from paceline.bench.groups import GLOO
 from paceline.bench.machine import warn_of_load
-from paceline.bench.operators_contestants import AXES, Contestant, mesh_of, opponent
+from paceline.bench.operators_contestants import Contestant, mesh_of, opponent
 from paceline.bench.operators_workloads import Model
 from paceline.bench.table import mebibytes, quartiles
 
@@ -65,38 +64,6 @@ def _on_gloo(result: dict[str, Any], model: str) -> Table:
         ratio = [f"{_mesh(who, model, ranks)} {_ratio(result, model, key)}"] if compared else []
         table.add_row(who, quartiles(times, 1e3, 1), *ratio)
     return table
-
-
-def markdown(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the rows of the table in `docs/benchmarks.md`, header first."""
-    ranks = result["settings"]["ranks"]
-    yield "| Model | Mesh | Peer | Ours / peer, step time | Spread | Memory a rank, ours | Memory a rank, peer |"
-    yield "|---|---|---|---|---|---|---|"
-    for model, compared in result["ratios"].items():
-        memory = result["memory"].get(model, {})
-        for key, ratio in compared.items():
-            peer = Contestant(key.removesuffix(f"-{GLOO}"))
-            ours = opponent(peer, Model(model), ranks)
-            spread = "{low:.2f}-{high:.2f}".format(**result["spread"][model][key])
-            sizes = [mebibytes(memory[who]["step_bytes"]) if who in memory else "" for who in (ours, peer)]
-            name = f"{peer}, both on Gloo" if key != peer else peer
-            cells = [model, f"`{mesh_of(ours, ranks)}`", name, f"{ratio:.2f}", spread, *sizes]
-            yield f"| {' | '.join(cells)} |"
-
-
-def markdown_of_activations(result: dict[str, Any], models: tuple[Model, ...]) -> Iterator[str]:
-    """Yield the rows of the table of activations, for some models, header first."""
-    ranks = result["settings"]["ranks"]
-    yield "| Model | Mesh | Activations a rank, MiB | Serial, MiB | Of serial | Step time / serial |"
-    yield "|---|---|---|---|---|---|"
-    for model in models:
-        found = result["activations"].get(model, {})
-        for who in (who for who in AXES if who in found and Contestant.SERIAL in found):
-            ratio = result["every_ratio"][model][who][Contestant.SERIAL]
-            yield (
-                f"| {model} | `{mesh_of(who, ranks)}` | {mebibytes(found[who]['bytes'])} | "
-                f"{mebibytes(found[Contestant.SERIAL]['bytes'])} | {found[who]['of_serial']:.2f} | {ratio:.2f} |"
-            )
 
 
 def _mesh(peer: str, model: str, ranks: int) -> str:
