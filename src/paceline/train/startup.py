@@ -65,7 +65,8 @@ def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, *, tensorbo
         placed: the module runs a placed program, which fits any mesh and equals serial, and no fallback.
     """
     config, out = shlex.quote(str(run.config)), shlex.quote(str(run.root))
-    other = f"fsdp={max(2, recipe.mesh.size)}"
+    samples = recipe.train.batch // recipe.train.micro_batches
+    others = [ranks for ranks in (recipe.mesh.size, 2) if ranks > 1 and samples % ranks == 0]
     lines = [
         f"step {report.step}, {report.seconds:.0f} s. Everything is in {run.root}: the model in {run.model.name}, "
         f"figures in {run.metrics.name}.",
@@ -73,11 +74,10 @@ def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, *, tensorbo
         "What next:",
         f"  train longer          paceline train {config} --out {out} --resume --set train.steps={2 * report.steps}",
     ]
+    if placed and others:
+        lines.append(f"  on another mesh       paceline train {config} --mesh fsdp={others[0]}")
     if placed:
-        lines += [
-            f"  on another mesh       paceline train {config} --mesh {other}",
-            f"  prove it is serial    paceline verify {config} --mesh {recipe.mesh}",
-        ]
+        lines.append(f"  prove it is serial    paceline verify {config} --mesh {recipe.mesh}")
     if tensorboard:
         lines.append(f"  look at the curves    tensorboard --logdir {shlex.quote(str(run.tensorboard))}")
     return "\n".join(lines)
