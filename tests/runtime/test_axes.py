@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -43,6 +44,26 @@ class Net(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.leave = nn.Conv2d(6, 5, 3, padding=1, stride=2)
+        self.double()
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = self.leave(torch.tanh(self.norm(self.enter(images))))
+        return F.cross_entropy(x.mean((2, 3)), labels)
+
+
+def images(size: int = B, seed: int = 1) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(size, 3, 8, 8, generator=generator, dtype=torch.float64)
+    return pixels, torch.randint(5, (size,), generator=generator)
+
+
 def batch(size: int = B, seed: int = 1) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(VOCABULARY, (size, T), generator=generator)
@@ -76,10 +97,14 @@ def assert_step(parallel: PlacedModule, serial: nn.Module, given: Batch, seed: i
     assert_equal(parallel, serial)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_every_step_finds_parameters_where_ranks_hold_them(mesh: str) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "make", "batch"), [*((mesh, Net, batch) for mesh in MESHES), ("hw=2,dp=2", Images, images)]
+)
+def test_every_step_finds_parameters_where_ranks_hold_them(
+    mesh: str, make: Callable[[], nn.Module], batch: Callable[..., Batch]
+) -> None:
     """The solver may like other placements for another shape, or for evaluation, where nothing comes back."""
-    serial = Net()
+    serial = make()
     parallel = parallelize(copy.deepcopy(serial), batch(), Plan(Mesh.parse(mesh)), devices=["cpu"])
     held = {item.name: along for item, along in parallel._planner._held.items()}
     assert held == {shard.name: parallel.placements(shard.name) for shard in parallel.shards()}
