@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.memory import can_take_memory
-from paceline.bench.operators import Settings, main
+from paceline.bench.operators import Settings, _activations, main
 from paceline.bench.operators_contestants import AXES, ON_SHM, PEERS, Contestant, can_train, mesh_of, opponent, ours
 from paceline.bench.operators_page import of_activations, of_steps
 from paceline.bench.operators_workloads import Model
@@ -17,7 +16,14 @@ from paceline.errors import RecipeError
 
 
 def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"scale": "tiny", "rounds": "1", "steps": "1", "models": "gpt", "peers": "serial,tp,tp-shm"}
+    options = {
+        "scale": "tiny",
+        "rounds": "1",
+        "steps": "1",
+        "models": "gpt",
+        "peers": "serial,tp,tp-shm",
+        "memory": "no",
+    }
     whole = json.loads(json.dumps(main(options)))
     result = {key: found.get("gpt") for key, found in whole.items()}
 
@@ -32,15 +38,27 @@ def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(result["start"]) == both
     # All train what serial does.
     assert [*result["loss"].values()] == pytest.approx([result["loss"]["serial"]] * 5, rel=1e-5)
-    if can_take_memory():
-        assert set(result["memory"]) == set(result["rounds"]) == set(result["activations"])
-        assert result["activations"]["serial"]["of_serial"] == 1.0
-        assert [*of_activations(whole)][2].startswith("| gpt | `tp=2` | ")
     printed = capsys.readouterr().out
     assert "paceline-sp" in printed and "on Gloo alone" in printed
     rows = [*of_steps(whole)]
     assert len(rows) == 2 + 4
     assert rows[-1].startswith("| gpt | `tp=2` | tp, both on Gloo | ")
+
+
+def test_activations_are_what_a_step_needs_beyond_what_is_held() -> None:
+    memory = {
+        Contestant.SERIAL: {"step_bytes": 90, "start_bytes": 5, "held_bytes": 10},
+        Contestant.OURS_HW: {"step_bytes": 60, "start_bytes": 5, "held_bytes": 12},
+    }
+    activations = _activations(memory)
+    assert activations == {
+        Contestant.SERIAL: {"bytes": 80, "of_serial": 1.0},
+        Contestant.OURS_HW: {"bytes": 48, "of_serial": 0.6},
+    }
+    assert _activations({Contestant.OURS_HW: memory[Contestant.OURS_HW]}) == {Contestant.OURS_HW: {"bytes": 48}}
+    times = {"unet": {Contestant.OURS_HW: {Contestant.SERIAL: 0.7}}}
+    result = {"settings": {"ranks": 2}, "activations": {"unet": activations}, "every_ratio": times}
+    assert [*of_activations(result)][2:] == ["| unet | `hw=2` | 0 | 0 | 0.60 | 0.70 |"]
 
 
 @pytest.mark.parametrize(
