@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,3 +113,55 @@ def call_of(node: Node) -> Call:
         outputs=tuple(None if out is None else tuple(out.shape) for out in outputs),
         output_dtypes=tuple(None if out is None else out.dtype for out in outputs),
     )
+
+
+class Kinds:
+    """Calls that are alike, numbered in the order in which they appear.
+
+    Deep models repeat themselves: what follows from the operator, its arguments and the shapes and types of its tensors
+    is worked out once for each kind of call.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._results: dict[Node, tuple[tuple[Shape, torch.dtype] | None, ...]] = {}
+
+    def of(self, node: Node) -> tuple[int, list[Ref]]:
+        """Return the number of a call, and the tensors that it reads."""
+        nodes: list[Node] = []
+        arguments = frozen(node.args, nodes)
+        if node.kwargs:
+            before = len(nodes)
+            named = frozen(dict(node.kwargs), nodes)
+            inputs = [resolve(n) for n in nodes] if len(nodes) == before else tensor_inputs(node)
+        else:
+            named, inputs = None, [resolve(n) for n in nodes]
+        reads = tuple([self.results(ref.node)[ref.index] for ref in inputs])
+        key = (node.target, arguments, named, reads, self.results(node))
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.calls)
+            self.calls.append(call_of(node))
+        return number, inputs
+
+    def results(self, node: Node) -> tuple[tuple[Shape, torch.dtype] | None, ...]:
+        """Return shape and type of each result of a node; None where it returns no tensor."""
+        made = self._results.get(node)
+        if made is None:
+            made = tuple([None if t is None else (tuple(t.shape), t.dtype) for t in results(node)])
+            self._results[node] = made
+        return made
+
+
+def frozen(value: Any, nodes: list[Node]) -> Hashable:
+    """Return an argument as a key that differs wherever the argument does; appends the nodes in it to `nodes`."""
+    if isinstance(value, Node):
+        nodes.append(value)
+        return Node
+    if isinstance(value, (list, tuple)):
+        return tuple([frozen(item, nodes) for item in value])
+    if isinstance(value, dict):
+        return tuple([(name, frozen(item, nodes)) for name, item in value.items()])
+    # 1, 1.0 and True are equal, and so are 0.0 and -0.0, but no call is the same with one as with the other.
+    return type(value), repr(value) if isinstance(value, (float, complex, slice)) else value

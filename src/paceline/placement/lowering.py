@@ -7,23 +7,20 @@ the same for every rank.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 
-from paceline.errors import PlacementError
 from paceline.placement.calls import Ref, arguments_by_name, results
 from paceline.placement.costs import Costs
+from paceline.placement.evaluation import Evaluator
+from paceline.placement.local_calls import LocalCalls, check_shapes
 from paceline.placement.origins import ORIGINS, origins_of
 from paceline.placement.placements import (
     REPLICATE,
     Placement,
-    Shape,
-    Shard,
     local_shape,
 )
 from paceline.placement.problem import Problem
@@ -31,7 +28,6 @@ from paceline.placement.redistribute import can_redistribute, redistribute
 from paceline.placement.rules import AxisRule, Strategy, Written
 from paceline.placement.solver import Solution
 from paceline.placement.writer import Writer
-from paceline.program.fake import evaluate, fake_mode
 from paceline.program.program import Input, InputRole, Program
 
 aten = torch.ops.aten
@@ -45,7 +41,9 @@ class _Lowering:
         self.solution = solution
         self.costs = costs
         self.graph = Graph()
-        self.fake = fake_mode()
+        self.evaluator = Evaluator()
+        self.calls = LocalCalls(problem, self.evaluator)
+        self.maps: dict[tuple[int, Placement], Strategy] = {}
         # For each tensor of the old graph: the placements in which the new graph has it, first the one it is made in.
         self.have: dict[Ref, dict[Placement, Node]] = {}
         self.made: dict[Ref, Placement] = {}
@@ -106,7 +104,7 @@ class _Lowering:
         if self.reading.op == "output":
             backward = bool(ref.node.meta.get("backward"))
         new.meta = {
-            "val": self._empty(node.meta["val"], local_shape(ref.shape, target, self.problem.parts)),
+            "val": self.evaluator.empty(node.meta["val"], local_shape(ref.shape, target, self.problem.parts)),
             "backward": backward,
             "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
             "rematerialize": False,
@@ -114,24 +112,13 @@ class _Lowering:
         }
         return new
 
-    def _empty(self, like: Tensor, shape: Shape) -> Tensor:
-        with self.fake:
-            return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-    def _piece_like(self, like: Tensor, placement: Placement) -> Tensor:
-        """A fake piece of a fake tensor, with its strides where it is whole."""
-        if isinstance(placement, Shard):
-            return self._empty(like, local_shape(tuple(like.shape), placement, self.problem.parts))
-        with self.fake:
-            return torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device)
-
     def _copy_input(self, node: Node, placement: Placement) -> Node:
         create = self.graph.placeholder if node.op == "placeholder" else self.graph.get_attr
         new = create(node.name if node.op == "placeholder" else str(node.target))
         (origin,) = origins_of(node)
         new.meta = {
             **node.meta,
-            "val": self._piece_like(node.meta["val"], placement),
+            "val": self.evaluator.piece(node.meta["val"], placement, self.problem.parts),
             ORIGINS: (origin.along(placement),),
         }
         self.have[Ref(node, 0)] = {placement: new}
@@ -144,25 +131,27 @@ class _Lowering:
         return REPLICATE if self.problem.carry(node, source) is None else source
 
     def _lower_map(self, node: Node, source: Placement) -> None:
-        out = self.problem.carry(node, source)
-        assert out is not None
-        rule = self.problem.rules[node]
-        strategy = Strategy((source,), (out,) * len(results(node)))
-        self._emit(node, strategy, rule.localize, fill=bool(self.have.get(Ref(node, 0))))
+        key = (self.problem.kinds[node], source)
+        if key not in self.maps:
+            out = self.problem.carry(node, source)
+            assert out is not None
+            self.maps[key] = Strategy((source,), (out,) * len(results(node)))
+        self._emit(node, self.maps[key], fill=bool(self.have.get(Ref(node, 0))))
 
     def _lower_call(self, node: Node, strategy: Strategy) -> None:
         rule = self.problem.rules[node]
         written = rule.written.get(strategy.label) if isinstance(rule, AxisRule) else None
         if written is None:
-            self._emit(node, strategy, rule.localize, fill=False)
+            self._emit(node, strategy, fill=False)
         else:
             self._write(node, strategy, written)
 
     def _write(self, node: Node, strategy: Strategy, written: Written) -> None:
         """Let the rule write the strategy."""
-        writer = Writer(self.graph, self.fake, self.problem.axis, self.problem.parts, dict(node.meta))
+        writer = Writer(self.graph, self.evaluator, self.problem.axis, self.problem.parts, dict(node.meta))
         made = written.write(writer, self._named(node, strategy), strategy)
-        self._check(node, strategy, [None if new is None else new.meta["val"] for new in made])
+        values = [None if new is None else new.meta["val"] for new in made]
+        check_shapes(self.problem.calls[node], strategy, values, self.problem.parts)
         for index, (new, origin, placement) in enumerate(zip(made, origins_of(node), strategy.outputs, strict=True)):
             if new is not None:
                 new.meta[ORIGINS] = (origin.along(placement),)
@@ -182,24 +171,14 @@ class _Lowering:
 
         return {name: substitute(value) for name, value in arguments_by_name(node).items()}
 
-    def _emit(
-        self,
-        node: Node,
-        strategy: Strategy,
-        localize: Callable[[dict[str, Any], Strategy, int], dict[str, Any]],
-        *,
-        fill: bool,
-    ) -> None:
+    def _emit(self, node: Node, strategy: Strategy, *, fill: bool) -> None:
         """Write the local call. `fill` adds a further placement of results that exist already."""
-        named = self._named(node, strategy)
-        named |= localize(dict(self.problem.calls[node].arguments), strategy, self.problem.parts)
-        args, kwargs = _arrange(node, named)
-        # Pieces need not have the strides of the whole, on which `view` depends.
-        views = (aten.view.default, aten._unsafe_view.default)
-        target: Any = aten.reshape.default if node.target in views else node.target
-        new = self.graph.call_function(target, args, kwargs)
+        reads = [self.get(r, p) for r, p in zip(self.problem.inputs[node], strategy.inputs, strict=True)]
+        call = self.calls.of(node, strategy, [read.meta["val"] for read in reads])
+        new = call.append(self.graph, reads)
         origins = tuple(origin.along(p) for origin, p in zip(origins_of(node), strategy.outputs, strict=True))
-        new.meta = {**node.meta, "val": self._evaluate(new, node, strategy), ORIGINS: origins}
+        new.meta.update(node.meta)
+        new.meta["val"], new.meta[ORIGINS] = call.value, origins
         for index, old in enumerate(results(node)):
             if old is None:
                 continue
@@ -213,44 +192,6 @@ class _Lowering:
             else:
                 self.have[ref] = {strategy.outputs[index]: made}
                 self.made[ref] = strategy.outputs[index]
-
-    def _evaluate(self, new: Node, old: Node, strategy: Strategy) -> Any:
-        """Run the local call on fake pieces; its shapes must be those that the strategy promises."""
-        value = evaluate(new, self.fake)
-        self._check(old, strategy, value if isinstance(value, (list, tuple)) else [value])
-        return value
-
-    def _check(self, old: Node, strategy: Strategy, values: Sequence[Any]) -> None:
-        got = [tuple(value.shape) if isinstance(value, Tensor) else None for value in values]
-        want = [
-            None if t is None else local_shape(tuple(t.shape), placement, self.problem.parts)
-            for t, placement in zip(results(old), strategy.outputs, strict=True)
-        ]
-        if got != want:
-            raise PlacementError(
-                f"the rule of {old.target} is wrong: with inputs {[str(p) for p in strategy.inputs]} it promises local "
-                f"results {want} and the operator gives {got}. This is a fault of Paceline; please report it."
-            )
-
-
-def _arrange(node: Node, named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Order arguments by schema: positional ones as a tuple, keyword-only ones as a dictionary.
-
-    Functions that have no schema have positional arguments only.
-    """
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return tuple(named.values()), {}
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for argument in node.target._schema.arguments:
-        if argument.name not in named:
-            continue
-        if argument.kwarg_only:
-            if not argument.has_default_value() or named[argument.name] != argument.default_value:
-                kwargs[argument.name] = named[argument.name]
-        else:
-            args.append(named[argument.name])
-    return tuple(args), kwargs
 
 
 def lower(problem: Problem, solution: Solution, costs: Costs) -> tuple[Program, dict[Input, Placement]]:

@@ -1,67 +1,73 @@
 """Repeated blocks are solved once: nodes whose surroundings look alike share their choice.
 
-Each node starts with a hash of its operator, arguments, shapes and options; a few rounds mix in those of its
-neighbours. Nodes with equal hashes form a class.
+Each node starts with a colour for its kind of call and its options; a few rounds mix in the colours of its neighbours.
+Nodes of one colour form a class. Colours are numbers in the order of appearance, so that classes are the same in every
+process.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Node
 
-from paceline.placement.calls import arguments_by_name
 from paceline.placement.options import Option
 from paceline.placement.problem import Problem
 
 _HOPS = 3
 
 
-def classes(problem: Problem, options: dict[Node, list[Option]], hops: int = _HOPS) -> dict[Node, int]:
+def classes(problem: Problem, options: Mapping[Node, Sequence[Option]], hops: int = _HOPS) -> dict[Node, int]:
     """Return the class of each node; classes are numbered in the order in which they appear."""
-    code = {node: hash(_signature(problem, node, options)) for node in problem.nodes}
-    readers: dict[Node, list[tuple[Node, int, int]]] = defaultdict(list)
+    nodes = problem.nodes
+    position = {node: number for number, node in enumerate(nodes)}
+    reads: list[list[tuple[int, int]]] = [[] for _ in nodes]
+    readers: list[list[tuple[int, int, int]]] = [[] for _ in nodes]
+    likes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for node, inputs in problem.inputs.items():
+        reader = position[node]
         for slot, ref in enumerate(inputs):
-            readers[ref.node].append((node, ref.index, slot))
-    likes: dict[Node, list[tuple[Node, int]]] = defaultdict(list)
+            reads[reader].append((position[ref.node], ref.index))
+            readers[position[ref.node]].append((reader, ref.index, slot))
     for sink in problem.sinks:
         if sink.like is not None:
-            likes[sink.ref.node].append((sink.like, sink.ref.index))
-            readers[sink.like].append((sink.ref.node, -1, sink.ref.index))
+            made, like = position[sink.ref.node], position[sink.like]
+            likes[made].append((like, sink.ref.index))
+            readers[like].append((made, -1, sink.ref.index))
+    colours = _numbered(_signatures(problem, options))
     for _ in range(hops):
-        code = {
-            node: hash(
-                (
-                    code[node],
-                    tuple((code[ref.node], ref.index) for ref in problem.inputs.get(node, ())),
-                    tuple(sorted((code[reader], index, slot) for reader, index, slot in readers[node])),
-                    tuple(sorted((code[like], index) for like, index in likes[node])),
-                )
+        colours = _numbered(
+            (
+                colour,
+                tuple([(colours[made], index) for made, index in reads[number]]),
+                tuple(sorted([(colours[reader], index, slot) for reader, index, slot in readers[number]])),
+                tuple(sorted([(colours[like], index) for like, index in likes.get(number, ())])),
             )
-            for node in problem.nodes
-        }
-    number: dict[int, int] = {}
-    return {node: number.setdefault(code[node], len(number)) for node in problem.nodes}
+            for number, colour in enumerate(colours)
+        )
+    return dict(zip(nodes, colours, strict=True))
 
 
-def _signature(problem: Problem, node: Node, options: dict[Node, list[Option]]) -> tuple[Any, ...]:
-    shapes = tuple(ref.shape for ref in problem.outputs(node))
-    strategies = tuple((o.strategy.inputs, o.strategy.outputs) for o in options.get(node, ()))
-    if node.op == "placeholder":
-        item = problem.input_of[node]
-        return item.role.value, shapes, strategies
-    if node.op == "get_attr":
-        return node.target, shapes
-    return str(node.target), _plain(arguments_by_name(node)), shapes, strategies
+def _numbered(keys: Iterable[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Node):
-        return "tensor"
-    if isinstance(value, dict):
-        return tuple((key, _plain(item)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return tuple(_plain(item) for item in value)
-    return str(value)
+def _signatures(problem: Problem, options: Mapping[Node, Sequence[Option]]) -> Iterable[Hashable]:
+    lists: dict[int, int] = {}
+    contents: dict[Any, int] = {}
+    for node in problem.nodes:
+        found = options.get(node, ())
+        if id(found) not in lists:  # options are shared between nodes that are alike: most lists are known
+            content = tuple([(o.strategy.inputs, o.strategy.outputs, o.strategy.label, o.cost) for o in found])
+            lists[id(found)] = contents.setdefault(content, len(contents))
+        number = lists[id(found)]
+        if node.op == "placeholder":
+            shapes = tuple([(ref.shape, ref.value.dtype) for ref in problem.outputs(node)])
+            yield problem.input_of[node].role, shapes, number
+        elif node.op == "get_attr":
+            yield node.target, number
+        else:
+            yield problem.kinds[node], number

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from torch.fx import Node
 
 from paceline.errors import PlacementError
 from paceline.placement.calls import Ref, results
-from paceline.placement.candidates import Candidates, descendants
+from paceline.placement.candidates import Candidates, Splits, descendants
 from paceline.placement.constraints import CONSTRAIN, check_pin, constraint_of
 from paceline.placement.costs import Costs, matmul_flops
 from paceline.placement.dimensions import Dimension
@@ -59,7 +59,15 @@ def options(
         fixed=fixed,
         working=_with_parameters(problem),
     )
-    return {node: choice.of(node) for node in problem.nodes if not problem.follows(node)}
+    known: dict[Hashable, list[Option]] = {}
+    found: dict[Node, list[Option]] = {}
+    for node in problem.nodes:
+        if not problem.follows(node):
+            key = choice.key(node)
+            if key not in known:
+                known[key] = choice.of(node)
+            found[node] = known[key]
+    return found
 
 
 def _followed(problem: Problem, intent: Intent) -> dict[Node, list[Shard]]:
@@ -97,13 +105,26 @@ class _Choice:
     problem: Problem
     intent: Intent
     candidates: Candidates
-    followed: dict[Ref, set[Shard]]
-    avoided: dict[Ref, set[Shard]]
-    avoided_in_products: dict[Ref, set[Shard]]
+    followed: Splits
+    avoided: Splits
+    avoided_in_products: Splits
     costs: Costs
     splits: Mapping[Node, list[Shard]]
     fixed: Mapping[Node, Placement]
     working: set[Node]
+
+    def key(self, node: Node) -> Hashable:
+        """All that the options of a node depend on; nodes with equal keys share them."""
+        if node.op != "call_function":
+            return node
+        return (
+            self.problem.kinds[node],
+            self.candidates.around(node),
+            self.followed.around(node),
+            self.avoided.around(node),
+            self.avoided_in_products.around(node),
+            node in self.working,
+        )
 
     def of(self, node: Node) -> list[Option]:
         if node.op == "get_attr":
@@ -120,7 +141,8 @@ class _Choice:
         if node in self.splits:
             return [*self.splits[node], *([REPLICATE] if self._may_be_whole(node) else [])]
         ref = Ref(node, 0)
-        return allowed_input_placements(self.problem.input_of[node], ref.shape, self.candidates.of(ref), self.intent)
+        shards = list(self.candidates.of(ref))
+        return allowed_input_placements(self.problem.input_of[node], ref.shape, shards, self.intent)
 
     def _may_be_whole(self, node: Node) -> bool:
         """Whether ranks that see the same samples may each keep a batch input whole, of which they compute a part.
@@ -150,9 +172,9 @@ class _Choice:
         return [s for s in found if not _touches(s, inputs, outputs, avoided)]
 
 
-def _touches(strategy: Strategy, inputs: list[Ref], outputs: list[Ref], splits: dict[Ref, set[Shard]]) -> bool:
+def _touches(strategy: Strategy, inputs: list[Ref], outputs: list[Ref], splits: Splits) -> bool:
     pairs = [*zip(inputs, strategy.inputs, strict=True), *zip(outputs, strategy.outputs, strict=True)]
-    return any(placement in splits.get(ref, ()) for ref, placement in pairs)
+    return any(placement in splits.of(ref) for ref, placement in pairs)
 
 
 def _constrained(node: Node, found: list[Strategy], problem: Problem) -> list[Strategy]:

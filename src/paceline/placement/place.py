@@ -16,6 +16,7 @@ from paceline.placement.placements import Placement, Shape, global_shape
 from paceline.placement.problem import Problem
 from paceline.placement.solver import solve
 from paceline.plan import Axis, Mesh, Plan
+from paceline.program.garbage import collection_held
 from paceline.program.program import Input, Program
 
 
@@ -57,6 +58,7 @@ class PlacedProgram:
         return shape
 
 
+@collection_held()
 def place(
     program: Program,
     plan: Plan | Mesh,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from paceline.placement.calls import Ref, call_of, resolve, results, tensor_inputs
+from paceline.placement.calls import Kinds, Ref, resolve, results
 from paceline.placement.dimensions import Dimensions
 from paceline.placement.placements import REPLICATE, Placement, divides
 from paceline.placement.redistribute import is_redistribution
@@ -30,7 +30,10 @@ class Problem:
     Attributes:
         parts: ranks on the axis.
         nodes: nodes that make tensors, in order (without `getitem`).
+        kinds: a number for each operator node; nodes of one kind share their call and their rule.
         calls, rules, inputs: per operator node.
+        tensors, shapes: the results of all nodes, in order; the shape of what is no tensor is None.
+        slots: for each operator node, where the tensors that it reads and then those that it makes are in `tensors`.
         input_of: what each placeholder is.
         meanings: what the dimensions of each batch input mean.
         sinks: the program's outputs.
@@ -41,10 +44,24 @@ class Problem:
         self.axis = axis
         self.parts = parts
         self.nodes = [node for node in program.graph.nodes if _makes_tensor(node)]
-        operators = [node for node in self.nodes if node.op == "call_function"]
-        self.inputs: dict[Node, list[Ref]] = {node: tensor_inputs(node) for node in operators}
-        self.calls: dict[Node, Call] = {node: call_of(node) for node in operators}
-        self.rules: dict[Node, Rule] = {node: rule_of(call) for node, call in self.calls.items()}
+        catalogue = Kinds()
+        self.kinds: dict[Node, int] = {}
+        self.inputs: dict[Node, list[Ref]] = {}
+        for node in self.nodes:
+            if node.op == "call_function":
+                self.kinds[node], self.inputs[node] = catalogue.of(node)
+        rules = [rule_of(call) for call in catalogue.calls]
+        self.calls: dict[Node, Call] = {node: catalogue.calls[kind] for node, kind in self.kinds.items()}
+        self.rules: dict[Node, Rule] = {node: rules[kind] for node, kind in self.kinds.items()}
+        self._carried: dict[tuple[int, Placement], Placement | None] = {}
+        made = {node: catalogue.results(node) for node in self.nodes}
+        self.tensors = [Ref(node, index) for node, values in made.items() for index in range(len(values))]
+        self.shapes = [None if value is None else value[0] for values in made.values() for value in values]
+        self._number_of = {ref: number for number, ref in enumerate(self.tensors)}
+        self.slots: dict[Node, tuple[int, ...]] = {}
+        for node, inputs in self.inputs.items():
+            first = self._number_of[Ref(node, 0)]
+            self.slots[node] = (*[self._number_of[ref] for ref in inputs], *range(first, first + len(made[node])))
         self.input_of: dict[Node, Input] = dict(zip(program.placeholders, program.inputs, strict=True))
         self.meanings = {node: meanings[item] for node, item in self.input_of.items() if item in meanings}
         placeholder = {item: node for node, item in self.input_of.items()}
@@ -56,6 +73,10 @@ class Problem:
             Sink(resolve(node), placeholder[Input(likes[item.role], item.name)] if item.role in likes else None)
             for item, node in zip(program.outputs, program.results, strict=True)
         ]
+
+    def number(self, ref: Ref) -> int:
+        """Where a tensor is in `tensors`."""
+        return self._number_of[ref]
 
     def outputs(self, node: Node) -> list[Ref]:
         """The tensors that a node makes."""
@@ -77,12 +98,14 @@ class Problem:
 
     def carry(self, node: Node, placement: Placement) -> Placement | None:
         """Placement of a structural node's results when its input has `placement`; None where that cannot be."""
-        rule = self.rules[node]
-        assert isinstance(rule, MapRule)
-        out = rule.forward(placement, self.parts)
-        if out is None or not all(divides(ref.shape, out, self.parts) for ref in self.outputs(node)):
-            return None
-        return out
+        key = (self.kinds[node], placement)
+        if key not in self._carried:
+            rule = self.rules[node]
+            assert isinstance(rule, MapRule)
+            out = rule.forward(placement, self.parts)
+            fits = out is not None and all(divides(ref.shape, out, self.parts) for ref in self.outputs(node))
+            self._carried[key] = out if fits else None
+        return self._carried[key]
 
     def along_chain(self, ref: Ref, placement: Placement) -> Placement:
         """Placement of `ref` when the root of its chain has `placement`; replicated once the chain cannot carry it."""

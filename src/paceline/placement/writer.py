@@ -6,14 +6,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
+from paceline.placement.evaluation import Evaluator
 from paceline.placement.located import coordinate
 from paceline.placement.origins import ORIGINS, UNKNOWN
 from paceline.placement.placements import Placement
 from paceline.placement.redistribute import redistribute
-from paceline.program.fake import evaluate
 
 
 class Writer:
@@ -24,17 +23,17 @@ class Writer:
         parts: its ranks.
     """
 
-    def __init__(self, graph: Graph, fake: FakeTensorMode, axis: str, parts: int, meta: dict[str, Any]) -> None:
+    def __init__(self, graph: Graph, evaluator: Evaluator, axis: str, parts: int, meta: dict[str, Any]) -> None:
         self.axis = axis
         self.parts = parts
         self._graph = graph
-        self._fake = fake
+        self._evaluator = evaluator
         self._meta = meta
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         """Call an operator, or a function that the runtime binds, on local pieces."""
         node = self._graph.call_function(target, args, kwargs)
-        value = evaluate(node, self._fake)
+        value = self._evaluator.of(node)
         count = len(value) if isinstance(value, (list, tuple)) else 1
         node.meta = {**self._meta, "val": value, ORIGINS: (UNKNOWN,) * count}
         return node

@@ -17,12 +17,10 @@ Values: None, bool, int, str, finite floats and lists are themselves; everything
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +31,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from paceline.errors import SerializationError
+from paceline.program.garbage import collection_held
 from paceline.program.tensor_meta import TensorMeta
 
 Json = Any
@@ -97,24 +96,12 @@ def graph_from_json(
         SerializationError: the data is malformed, of another format, or names something that is not allowed here.
     """
     try:
-        with _no_collection():
+        with collection_held():
             return _Reader(functions or {}, constants or {}, codecs or {}, values).graph(data)
     except _MALFORMED as error:  # whatever is wrong with a file, the caller has one thing to do: capture again
         raise SerializationError(
             f"a stored graph is malformed ({type(error).__name__}: {error}); delete the file it came from."
         ) from error
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Hold the garbage collector: a full pass over all that torch has imported takes longer than reading a graph."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _refuse(what: str) -> SerializationError:
