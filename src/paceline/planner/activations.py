@@ -17,7 +17,7 @@ from paceline.placement.placements import Placement
 from paceline.placement.redistribute import collective_of, is_redistribution, redistribution_of
 from paceline.planner.captured import Captured, operator_name, what_is
 from paceline.planner.explanation import Activation, What
-from paceline.program.fake import storage_key
+from paceline.program.fake import own_values, storage_key
 from paceline.runtime.passes.partition import Partition
 
 Tensors = dict[tuple[str, int], tuple[Tensor, tuple[Placement, ...]]]
@@ -36,6 +36,7 @@ class _Storage:
 def activations(parts: Partition, captured: Captured) -> Iterator[Activation]:
     """Yield the main results of the forward pass and all that is kept for the backward pass, in order."""
     graph = parts.forward
+    own_values(graph)
     storages = _storages(graph)
     for node in _kept(graph, len(parts.forward_outputs)):
         for value in results(node):

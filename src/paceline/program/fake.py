@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -37,6 +38,23 @@ def evaluate(node: Node, mode: FakeTensorMode) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     with mode:
         return node.target(*args, **kwargs)  # type: ignore[operator]  # a call's target is a function
+
+
+def own_values(graph: Graph) -> None:
+    """Give each node a value of its own, which shares memory only with what it is a view of.
+
+    In a placed graph values that are alike are one object.
+    """
+    mode = fake_mode()
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.meta["val"] = evaluate(node, mode)
+        elif node.op != "output":
+            value = node.meta["val"]
+            with mode:
+                node.meta["val"] = torch.empty_strided(
+                    tuple(value.shape), value.stride(), dtype=value.dtype, device=value.device
+                )
 
 
 def storage_key(tensor: Tensor) -> int:
