@@ -306,16 +306,23 @@ def _windows() -> Calls:
             yield getattr(aten, f"{name}_pad2d").default, x, [1, 1, 1, 1]
             yield getattr(aten, f"{name}_pad2d_backward").default, wide, x, [1, 1, 1, 1]
     x, wide = rand(4, 2, 6, 6), rand(4, 2, 12, 12)
-    yield aten.upsample_nearest2d.default, x, [12, 12]
-    yield aten.upsample_nearest2d_backward.default, wide, [12, 12], [4, 2, 6, 6]
     for name in ("upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
         yield getattr(aten, name).default, x, [12, 12], False
         yield getattr(aten, f"{name}_backward").default, wide, [12, 12], [4, 2, 6, 6], False
     line, cube = rand(4, 2, 6), rand(4, 2, 4, 4, 4)
-    yield aten.upsample_nearest1d.default, line, [12]
-    yield aten.upsample_linear1d.default, line, [12], False
-    yield aten.reflection_pad1d.default, line, [1, 1]
-    yield aten.replication_pad1d.default, line, [1, 1]
+    for kind in ("upsample_nearest", "_upsample_nearest_exact"):
+        for x, more in ((line, [12]), (rand(4, 2, 6, 6), [12, 12]), (cube, [8, 8, 8])):
+            yield getattr(aten, f"{kind}{len(more)}d").default, x, more
+            yield getattr(aten, f"{kind}{len(more)}d_backward").default, rand(4, 2, *more), more, list(x.shape)
+    for name, x, more in (("linear1d", line, [12]), ("trilinear3d", cube, [8, 8, 8])):
+        yield getattr(aten, f"upsample_{name}").default, x, more, False
+        yield getattr(aten, f"upsample_{name}_backward").default, rand(4, 2, *more), more, list(x.shape), False
+    for name in ("reflection", "replication"):
+        for x in (line, cube):
+            amounts = [1, 1] * (x.ndim - 2)
+            yield getattr(aten, f"{name}_pad{x.ndim - 2}d").default, x, amounts
+            padded = rand(4, 2, *(n + 2 for n in x.shape[2:]))
+            yield getattr(aten, f"{name}_pad{x.ndim - 2}d_backward").default, padded, x, amounts
     pool, grad = ([2, 2, 2], [2, 2, 2], [0, 0, 0]), rand(4, 2, 2, 2, 2)
     yield aten.avg_pool3d.default, cube, *pool
     yield aten.avg_pool3d_backward.default, grad, cube, *pool, False, True, None

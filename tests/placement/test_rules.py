@@ -18,6 +18,7 @@ from paceline.placement.redistribute import redistribute
 from paceline.placement.rules import AxisRule, Call, MapRule, Rule, has_rule, rule_of
 from paceline.placement.rules.rule import is_pointwise, registered, unchanged
 from paceline.placement.strategies import strategies
+from paceline.placement.windows import window, window_sum
 from tests.placement.captured import HUGGING_FACE, MODELS, calls_of
 from tests.placement.instances import bools, ints, others, rand
 from tests.placement.oracle import Instance, faults, instance, splits, strategies_of
@@ -35,6 +36,8 @@ ONLY_ON_GPU = {
     aten._fused_rms_norm_backward.default,
 }
 """No kernel for the CPU: for these only shapes are checked."""
+LOCATED = {coordinate, window, window_sum}
+"""Functions in a graph that know where their rank stands."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +77,9 @@ def test_no_wrong_strategy(every_call: list[Instance], parts: int) -> None:
 
 
 def test_every_rule_is_tried(every_call: list[Instance]) -> None:
-    # `redistribute` is tried over two axes by all ranks, in tests/runtime/test_redistribution.py.
-    # A `coordinate` reads no tensor.
-    assert set(registered()) - {made.call.target for made in every_call} - {redistribute, coordinate} == ONLY_ON_GPU
+    # `redistribute` is tried over two axes by all ranks, in tests/runtime/test_redistribution.py; what knows the rank,
+    # in test_halo.py beside it. A `coordinate` reads no tensor.
+    assert set(registered()) - {made.call.target for made in every_call} - {redistribute, *LOCATED} == ONLY_ON_GPU
 
 
 def _tagged_pointwise() -> list[Any]:

@@ -1,15 +1,14 @@
-"""Operators that rearrange: views, permutations, cutting and joining."""
+"""Operators that rearrange: views, permutations, joining and repeating."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from paceline.placement.placements import Placement, Shape, Shard, merged
+from paceline.placement.placements import Placement, Shard
 from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, MapRule, Strategy, rule
-from paceline.placement.rules.words import labels_in, numbered, sized, whole
+from paceline.placement.rules.words import all_but, labels_in, numbered, output_of, sized, uncut, whole
 from paceline.placement.views import through_view
 
 aten = torch.ops.aten
@@ -24,7 +23,7 @@ def _identity(call: Call) -> MapRule:
 
 
 def _view(call: Call, size: str | None) -> MapRule:
-    before, after = call.inputs[0], _output(call)
+    before, after = call.inputs[0], output_of(call)
     options = {} if size is None else {"localize": sized(size, after)}
     return MapRule(
         lambda placement, parts: through_view(before, after, placement, parts),
@@ -102,129 +101,10 @@ def _select(call: Call) -> MapRule:
 
 @rule(aten.select_backward.default)
 def _select_backward(call: Call) -> MapRule:
-    rank = len(_output(call))
+    rank = len(output_of(call))
     places = [d for d in range(rank) if d != call["dim"] % rank]
     renamed = _renamed(places, [places.index(d) if d in places else None for d in range(rank)])
-    return MapRule(renamed.forward, renamed.backward, sized("input_sizes", _output(call)))
-
-
-# Cutting: an interval along a dimension survives a split whose blocks lie inside or outside of it.
-
-
-def _interval(call: Call, size: int) -> tuple[int, int]:
-    start, end = call["start"] or 0, size if call["end"] is None else call["end"]
-    start, end = (bound + size if bound < 0 else bound for bound in (start, end))
-    return min(max(start, 0), size), min(max(end, 0), size)
-
-
-def _cut(dim: int, start: int, part: int, size: int, placement: Placement) -> Placement | None:
-    """Placement of the elements [start, start + part) of a dimension of `size`: those of whole blocks of it."""
-    if not isinstance(placement, Shard) or placement.dim != dim or part == size:
-        return placement
-    kept, begin = [], 0
-    for block in placement.sizes(size):
-        if start < begin + block and begin < start + part:
-            kept.append(block)
-            if begin < start or begin + block > start + part:
-                return None
-        begin += block
-    return merged(dim, tuple(kept)) if kept else None
-
-
-def _widened(dim: int, start: int, part: int, size: int, placement: Placement) -> Placement | None:
-    """The reverse: blocks before and behind are as large as those of the part, or one each if that does not divide."""
-    if not isinstance(placement, Shard) or placement.dim != dim or part == size:
-        return placement
-    if part == 0:
-        return None
-    blocks, rest = placement.sizes(part), size - start - part
-    block = blocks[0]
-    if len(set(blocks)) == 1 and start % block == 0 and rest % block == 0:
-        return Shard(dim, size // block)
-    return merged(dim, tuple(n for n in (start, *blocks, rest) if n))
-
-
-def _localized_interval(dim: int, start: int, end: int, placement: Placement, parts: int) -> dict[str, Any]:
-    split = isinstance(placement, Shard) and placement.dim == dim
-    return {"start": start // parts, "end": end // parts} if split else {}
-
-
-@rule(aten.slice.Tensor)
-def _slice(call: Call) -> MapRule:
-    shape = call.inputs[0]
-    dim = call["dim"] % len(shape)
-    size = shape[dim]
-    start, end = _interval(call, size)
-    if call["step"] != 1:
-        return _all_but(dim)
-
-    def localize(arguments: dict[str, Any], strategy: Strategy, parts: int) -> dict[str, Any]:
-        return _localized_interval(dim, start, end, strategy.inputs[0], parts)
-
-    return MapRule(
-        lambda placement, parts: _cut(dim, start, end - start, size, placement),
-        lambda placement, parts: _widened(dim, start, end - start, size, placement),
-        localize,
-    )
-
-
-@rule(aten.slice_backward.default)
-def _slice_backward(call: Call) -> MapRule:
-    shape = _output(call)
-    dim = call["dim"] % len(shape)
-    size = shape[dim]
-    start, end = _interval(call, size)
-    resize = sized("input_sizes", shape)
-    if call["step"] != 1:
-        kept = _all_but(dim)
-        return MapRule(kept.forward, kept.backward, resize)
-
-    def localize(arguments: dict[str, Any], strategy: Strategy, parts: int) -> dict[str, Any]:
-        return resize(arguments, strategy, parts) | _localized_interval(dim, start, end, strategy.inputs[0], parts)
-
-    return MapRule(
-        lambda placement, parts: _widened(dim, start, end - start, size, placement),
-        lambda placement, parts: _cut(dim, start, end - start, size, placement),
-        localize,
-    )
-
-
-def _all_but(dim: int) -> MapRule:
-    def carry(placement: Placement, parts: int) -> Placement | None:
-        return None if isinstance(placement, Shard) and placement.dim == dim else placement
-
-    return MapRule(carry, carry)
-
-
-@rule(aten.split.Tensor, aten.split_with_sizes.default)
-def _split(call: Call) -> MapRule:
-    """Pieces of a dimension. A split of each of them is a split of the whole in blocks."""
-    shape = call.inputs[0]
-    dim = call["dim"] % len(shape)
-    sizes = [(out or ())[dim] for out in call.outputs]
-    name = "split_size" if "split_size" in call.arguments else "split_sizes"
-
-    def forward(placement: Placement, parts: int) -> Placement | None:
-        if not isinstance(placement, Shard) or placement.dim != dim:
-            return placement
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        pieces = {_cut(dim, start, size, shape[dim], placement) for start, size in zip(starts, sizes, strict=True)}
-        return pieces.pop() if len(pieces) == 1 else None
-
-    def backward(placement: Placement, parts: int) -> Placement | None:
-        if not isinstance(placement, Shard) or placement.dim != dim:
-            return placement
-        if not isinstance(placement.blocks, int) or any(size % placement.blocks for size in sizes):
-            return None
-        return merged(dim, tuple(size // placement.blocks for size in sizes for _ in range(placement.blocks)))
-
-    def localize(arguments: dict[str, Any], strategy: Strategy, parts: int) -> dict[str, Any]:
-        placement, given = strategy.inputs[0], arguments[name]
-        if not isinstance(placement, Shard) or placement.dim != dim:
-            return {}
-        return {name: given // parts if isinstance(given, int) else [size // parts for size in given]}
-
-    return MapRule(forward, backward, localize)
+    return MapRule(renamed.forward, renamed.backward, sized("input_sizes", output_of(call)))
 
 
 # Joining and repeating.
@@ -233,7 +113,7 @@ def _split(call: Call) -> MapRule:
 @rule(aten.cat.default)
 def _cat(call: Call) -> AxisRule:
     """Tensors one after the other. A split of each of them is a split of the whole in blocks."""
-    shape, everything = _output(call), tuple(range(len(call.inputs)))
+    shape, everything = output_of(call), tuple(range(len(call.inputs)))
     dim = call["dim"] % len(shape)
     labels: Axes = numbered(len(shape))
     sizes = [of[dim] if len(of) == len(shape) else 0 for of in call.inputs]  # old code joins empty tensors
@@ -255,7 +135,7 @@ def _segmented(dim: int, sizes: tuple[int, ...]) -> Strategy:
 
 @rule(aten.stack.default)
 def _stack(call: Call) -> AxisRule:
-    rank = len(_output(call))
+    rank = len(output_of(call))
     dim = call["dim"] % rank
     part = numbered(rank - 1)
     joined: Axes = (*part[:dim], None, *part[dim:])
@@ -265,7 +145,7 @@ def _stack(call: Call) -> AxisRule:
 
 @rule(aten.expand.default)
 def _expand(call: Call) -> AxisRule:
-    before, after = call.inputs[0], _output(call)
+    before, after = call.inputs[0], output_of(call)
     labels = numbered(len(after))
     lead = len(after) - len(before)
     part: Axes = tuple(labels[lead + d] if size == after[lead + d] else None for d, size in enumerate(before))
@@ -274,7 +154,7 @@ def _expand(call: Call) -> AxisRule:
 
 @rule(aten.repeat.default)
 def _repeat(call: Call) -> AxisRule:
-    before, after, repeats = call.inputs[0], _output(call), call["repeats"]
+    before, after, repeats = call.inputs[0], output_of(call), call["repeats"]
     lead = len(after) - len(before)
     labels = numbered(len(after))
     part: Axes = tuple(labels[lead + d] for d in range(len(before)))
@@ -287,28 +167,11 @@ def _repeat(call: Call) -> AxisRule:
 # Operators that move elements along some dimensions, which stay whole.
 
 
-def _moving(call: Call, dims: set[int], *, linear: bool = True) -> AxisRule:
-    axes: Axes = tuple(None if d in dims else label for d, label in enumerate(numbered(len(call.inputs[0]))))
-    return AxisRule((axes,), (axes,), labels_in([axes]), linear=((0,),) if linear else ())
-
-
-@rule(aten.flip.default, aten.roll.default)
-def _flip(call: Call) -> AxisRule:
-    rank = len(call.inputs[0])
-    return _moving(call, {d % rank for d in call["dims"]} or set(range(rank)))
-
-
 @rule(aten.tril.default, aten.triu.default)
 def _triangle(call: Call) -> AxisRule:
     rank = len(call.inputs[0])
-    return _moving(call, {rank - 2, rank - 1})
-
-
-@rule(aten.constant_pad_nd.default)
-def _pad(call: Call) -> AxisRule:
-    rank, pad = len(call.inputs[0]), call["pad"]
-    padded = {rank - 1 - i // 2 for i, amount in enumerate(pad) if amount != 0}
-    return _moving(call, padded, linear=call["value"] == 0)
+    axes = all_but(rank, (rank - 2, rank - 1))
+    return AxisRule((axes,), (axes,), labels_in([axes]), linear=((0,),))
 
 
 @rule(aten.slice_scatter.default, aten.select_scatter.default)
@@ -316,33 +179,16 @@ def _cut_scatter(call: Call) -> AxisRule:
     """A tensor with a part along a dimension replaced."""
     rank = len(call.inputs[0])
     dim = call["dim"] % rank
-    axes: Axes = tuple(None if d == dim else label for d, label in enumerate(numbered(rank)))
+    axes = all_but(rank, (dim,))
     part = axes if len(call.inputs[1]) == rank else axes[:dim] + axes[dim + 1 :]
     return AxisRule((axes, part), (axes,), labels_in([axes]), linear=((0, 1),))
 
 
-@rule(aten.unfold.default)
-def _unfold(call: Call) -> MapRule:
-    return _all_but(call["dimension"] % len(call.inputs[0]))
-
-
-@rule(aten.unfold_backward.default)
-def _unfold_backward(call: Call) -> MapRule:
-    kept = _all_but(call["dim"] % len(_output(call)))
-    return MapRule(kept.forward, kept.backward, sized("input_sizes", _output(call)))
-
-
 @rule(aten.view_as_complex.default)
 def _complex(call: Call) -> MapRule:
-    return _all_but(len(call.inputs[0]) - 1)
+    return uncut(len(call.inputs[0]) - 1)
 
 
 @rule(aten.view_as_real.default)
 def _real(call: Call) -> MapRule:
-    return _all_but(len(call.inputs[0]))
-
-
-def _output(call: Call) -> Shape:
-    shape = call.outputs[0]
-    assert shape is not None
-    return shape
+    return uncut(len(call.inputs[0]))

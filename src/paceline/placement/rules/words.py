@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from paceline.placement.placements import REPLICATE, Placement, Shape, local_shape
-from paceline.placement.rules.rule import Axes, Call, Factors, Input, Label, Localize, Strategy
+from paceline.placement.placements import REPLICATE, Placement, Shape, Shard, local_shape
+from paceline.placement.rules.rule import Axes, Call, Factors, Input, Label, Localize, MapRule, Strategy
 
 
 def inputs_in(value: Any) -> Iterator[int]:
@@ -30,6 +30,13 @@ def shape_of(call: Call, name: str) -> Shape:
     return call.inputs[index]
 
 
+def output_of(call: Call) -> Shape:
+    """Return the shape of the first result, which is there."""
+    shape = call.outputs[0]
+    assert shape is not None, f"{call.target} gives no tensor"
+    return shape
+
+
 def named(call: Call, axes: Mapping[str, Axes]) -> tuple[Axes, ...]:
     """Return the axes of every input, given by argument name; tensors that are not named stay whole."""
     found = [whole(shape) for shape in call.inputs]
@@ -48,6 +55,20 @@ def whole(shape: Shape | None) -> Axes:
 def numbered(count: int, prefix: str = "d") -> Axes:
     """Return `count` different labels."""
     return tuple(f"{prefix}{i}" for i in range(count))
+
+
+def all_but(rank: int, dims: Collection[int]) -> Axes:
+    """Return labels for all dimensions but these, which stay whole."""
+    return tuple(None if d in dims else label for d, label in enumerate(numbered(rank)))
+
+
+def uncut(dim: int) -> MapRule:
+    """Return the rule of what carries every split but those of one dimension."""
+
+    def carry(placement: Placement, parts: int) -> Placement | None:
+        return None if isinstance(placement, Shard) and placement.dim == dim else placement
+
+    return MapRule(carry, carry)
 
 
 def labels_in(axes: Iterable[Axes]) -> frozenset[Label]:
