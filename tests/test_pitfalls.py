@@ -293,6 +293,24 @@ def test_a_custom_backward_is_never_differentiated_again() -> None:
     assert_equals_serial(Model(lambda m, x: Straight.apply(m.a(x)).add(m.b(x)).square().mean()), (x(),), "fsdp=2")
 
 
+def test_views_of_a_parameter_that_only_the_backward_pass_reads_whole_belong_to_it() -> None:
+    class Weighted(torch.autograd.Function):
+        """Forward can be split; backward reads a view of the parameter by an operator that cannot."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+            ctx.save_for_backward(x, turned := weight.t())
+            return x @ turned
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            x, turned = ctx.saved_tensors
+            return gradient @ turned.t(), gradient.t() @ x * (1 + torch.linalg.det(turned))
+
+    module = Model(lambda m, x: Weighted.apply(x, m.a.weight).square().mean(), width=64)
+    assert_equals_serial(module, (x(2000, 64),), "tp=2")
+
+
 def test_batch_statistics_are_those_of_the_global_batch() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:

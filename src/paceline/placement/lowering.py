@@ -100,17 +100,20 @@ class _Lowering:
         arguments: tuple[Any, ...] = (node, source, target, self.problem.axis, self.problem.parts)
         new = self.graph.call_function(redistribute, arguments)
         assert self.reading is not None
-        backward = self.reading.op == "output" or bool(self.reading.meta.get("backward"))
-        if self.reading.op == "output":
-            backward = bool(ref.node.meta.get("backward"))
         new.meta = {
             "val": self.evaluator.empty(node.meta["val"], local_shape(ref.shape, target, self.problem.parts)),
-            "backward": backward,
+            "backward": self._is_for_backward(ref.node),
             "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
             "rematerialize": False,
             ORIGINS: (origins_of(ref.node)[ref.index].along(target),),
         }
         return new
+
+    def _is_for_backward(self, node: Node) -> bool:
+        """Whether what is written now, a result of `node` or a way to read it, is for the backward pass."""
+        assert self.reading is not None
+        reader = node if self.reading.op == "output" else self.reading
+        return bool(reader.meta.get("backward"))
 
     def _copy_input(self, node: Node, placement: Placement) -> Node:
         create = self.graph.placeholder if node.op == "placeholder" else self.graph.get_attr
@@ -179,6 +182,7 @@ class _Lowering:
         origins = tuple(origin.along(p) for origin, p in zip(origins_of(node), strategy.outputs, strict=True))
         new.meta.update(node.meta)
         new.meta["val"], new.meta[ORIGINS] = call.value, origins
+        new.meta["backward"] = self._is_for_backward(node)
         for index, old in enumerate(results(node)):
             if old is None:
                 continue
