@@ -31,6 +31,7 @@ from paceline.program import decompositions
 from paceline.program.fake import fake_mode_for
 from paceline.program.loss import add_weight
 from paceline.program.program import Input, InputRole, Output, OutputRole, Program
+from paceline.program.resizing import whole
 from paceline.program.side_effects import contained
 from paceline.program.tidy import merge_tied_inputs, tidy
 
@@ -152,6 +153,7 @@ def _tracing_contexts(module: nn.Module) -> Iterator[contextlib.AbstractContextM
     yield mock.patch.object(torch_checkpoint, "CheckpointFunction", _MarkedRegion)
     of_torch = torch_decompositions._rnn_helper
     yield mock.patch.object(torch_decompositions, "_rnn_helper", partial(decompositions.recurrent_layers, of_torch))
+    yield whole()
     yield _module_paths(module)
     if not module.training:
         yield torch.no_grad()
