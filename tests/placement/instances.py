@@ -262,6 +262,9 @@ def _attention() -> Calls:
         out, rows = ours.causal_rows.default(q, k, v, where, 2, blocks, 0.3)
         yield ours.causal_rows.default, q, k, v, where, 2, blocks, 0.3
         yield ours.causal_rows_backward.default, rand(2, 4, 6, 4), q, k, v, out, rows, where, 2, blocks, 0.3
+        pair, turn = rand(2, groups, 6, 8), (where, 1, 2, blocks, True, 0.3)
+        yield ours.ring_rows.default, q, pair, out, rows, *turn
+        yield ours.ring_rows_backward.default, rand(2, 4, 6, 4), q, pair, out, rows, *turn
 
 
 def _convolutions() -> Calls:

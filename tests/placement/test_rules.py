@@ -16,6 +16,7 @@ from paceline.placement.located import coordinate
 from paceline.placement.placements import PARTIAL, REPLICATE, Shard, local_shape
 from paceline.placement.redistribute import redistribute
 from paceline.placement.rules import AxisRule, Call, MapRule, Rule, has_rule, rule_of
+from paceline.placement.rules.attention_rows import RING
 from paceline.placement.rules.rule import is_pointwise, registered, unchanged
 from paceline.placement.strategies import strategies
 from paceline.placement.windows import window, window_sum
@@ -388,7 +389,8 @@ def test_attention_on_gpus_splits_as_on_the_cpu() -> None:
     on_cpu = instance(aten._scaled_dot_product_flash_attention_for_cpu.default, q, k, k).call
     on_gpu = instance(aten._scaled_dot_product_flash_attention.default, *(t.to("meta") for t in (q, k, k))).call
     ours, theirs = (
-        {(s.label, s.inputs, s.outputs[:2]) for s in strategies_of(c, rule_of(c), 2)} for c in (on_cpu, on_gpu)
+        {(s.label, s.inputs, s.outputs[:2]) for s in strategies_of(c, rule_of(c), 2) if s.label != RING}
+        for c in (on_cpu, on_gpu)
     )
     assert ours == theirs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 
 from paceline.placement.place import PlacedProgram, place
 from paceline.placement.redistribute import Collective, collective_of, is_redistribution, redistribution_of
+from paceline.placement.windows import window
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import capture
 from paceline.program.program import Input, InputRole
 from paceline.runtime.module import parallelize
+from tests.ranks import ranks
 
 ours = torch.ops.paceline
+LITTLE = 1 << 20
 
 
 class Block(nn.Module):
@@ -77,8 +81,8 @@ def masked(time: int = 64, **options: Any) -> tuple[nn.Module, Any]:
     return Decoder(**options), {"ids": ids(time), "labels": ids(time).roll(-1, 1), "tokens": tokens}
 
 
-def placed(built: tuple[nn.Module, Any], mesh: str) -> PlacedProgram:
-    return place(capture(*built), Mesh.parse(mesh))
+def placed(built: tuple[nn.Module, Any], mesh: str, memory_bytes: int | None = None) -> PlacedProgram:
+    return place(capture(*built), Plan(Mesh.parse(mesh), memory_bytes=memory_bytes))
 
 
 def collectives(found: PlacedProgram, module: str) -> list[tuple[str, bool]]:
@@ -122,9 +126,28 @@ def test_a_mask_of_tokens_makes_rows_of_a_mask_and_nothing_of_it_travels() -> No
     assert not masks, "a rank makes the rows of the mask that it needs"
 
 
-def assert_equals_serial(module: nn.Module, batch: dict[str, Tensor], mesh: str, tolerance: float) -> None:
+def test_where_memory_is_limited_keys_and_values_go_round_a_ring() -> None:
+    found = placed(causal(groups=2), "sp=4", LITTLE)
+    assert not collectives(found, "blocks.0"), "nothing is gathered"
+    called = [n.target for n in found.program.graph.nodes]
+    assert called.count(ours.ring_rows.default) == called.count(ours.ring_rows_backward.default) == 4
+    assert called.count(window) == 3 + 3 + 4, "keys and values go round twice, their gradients home"
+    sizes = {n.meta["val"].shape[2] for n in found.program.graph.nodes if n.target is window}
+    assert sizes == {16}, "a quarter of the sequence"
+    assert window not in {n.target for n in placed(causal(groups=2), "sp=4").program.graph.nodes}
+
+
+def assert_equals_serial(
+    module: nn.Module,
+    batch: dict[str, Tensor],
+    mesh: str,
+    tolerance: float,
+    memory_bytes: int | None = None,
+    devices: Sequence[str] | None = ("cpu",),
+) -> None:
     """One step with the same draws: the loss and every gradient."""
-    parallel = parallelize(copy.deepcopy(module), batch, Plan(Mesh.parse(mesh)), devices=["cpu"])
+    plan = Plan(Mesh.parse(mesh), memory_bytes=memory_bytes)
+    parallel = parallelize(copy.deepcopy(module), batch, plan, devices=devices)
     parallel.seed(3)
     torch.manual_seed(3)
     loss, expected = parallel(**batch), module(**batch)
@@ -152,3 +175,15 @@ def test_it_equals_serial_in_float32_too() -> None:
 def test_masked_attention_equals_serial() -> None:
     module, batch = masked()
     assert_equals_serial(module.double(), batch, "sp=2,tp=2", 1e-12)
+
+
+@pytest.mark.parametrize("mesh", ["sp=4", "sp=2,tp=2"])
+def test_the_ring_equals_serial(mesh: str) -> None:
+    module, batch = causal(groups=2)
+    assert_equals_serial(module.double(), batch, mesh, 1e-12, LITTLE)
+
+
+@ranks(3)
+def test_the_ring_equals_serial_between_processes(rank: int) -> None:
+    module, batch = causal(96, groups=2)
+    assert_equals_serial(module.double(), batch, "sp=3", 1e-12, LITTLE, devices=None)

@@ -51,17 +51,22 @@ def test_rows_of_all_ranks_are_those_of_the_kernel(
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_shapes_types_and_strides_are_told_before(dtype: torch.dtype) -> None:
-    q, k = tensors(dtype, (2, 4, 8, 4), (2, 2, 32, 4))
+    q, k = tensors(dtype, (2, 4, 8, 4), (2, 2, 8, 4))
+    pair = torch.cat([k, k], 3)
     mode = fake_mode()
 
-    def run(q: Tensor, k: Tensor) -> Sequence[Tensor]:
+    def run(q: Tensor, k: Tensor, pair: Tensor) -> Sequence[Tensor]:
         rest = torch.tensor(1), 2, [8, 8], None
         rows = ours.causal_rows(q, k, k, *rest)
-        return [*rows, *ours.causal_rows_backward(q, q, k, k, *rows, *rest)]
+        found = [*rows, *ours.causal_rows_backward(q, q, k, k, *rows, *rest)]
+        for given in ((None, None), rows):
+            turn = torch.tensor(1), 0, 2, [8, 8], True, None
+            found += [*ours.ring_rows(q, pair, *given, *turn), *ours.ring_rows_backward(q, q, pair, *rows, *turn)]
+        return found
 
     with mode:
-        told = run(mode.from_tensor(q), mode.from_tensor(k))
-    for real, fake in zip(run(q, k), told, strict=True):
+        told = run(*map(mode.from_tensor, (q, k, pair)))
+    for real, fake in zip(run(q, k, pair), told, strict=True):
         assert (real.shape, real.dtype, real.stride()) == (fake.shape, fake.dtype, fake.stride())
 
 

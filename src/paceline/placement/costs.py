@@ -71,6 +71,16 @@ class Costs:
         return self.per_call + flops * self.per_flop + touched * self.per_byte_touched
 
 
+_ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    ours.causal_rows.default,
+    ours.ring_rows.default,
+}
+_ATTENTION_BACKWARD = {
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    ours.causal_rows_backward.default,
+    ours.ring_rows_backward.default,
+}
 _FREE = {aten.expand.default, aten.select.int, aten.slice.Tensor}
 
 
@@ -88,8 +98,8 @@ def matmul_flops(call: Call) -> float:
             return 2.0 * prod(call.outputs[0] or ()) * prod(shapes[1][1:])
         case aten.convolution_backward.default:
             return 4.0 * prod(shapes[0]) * prod(shapes[2][1:])
-        case aten._scaled_dot_product_flash_attention_for_cpu.default | ours.causal_rows.default:
+        case target if target in _ATTENTION:
             return 4.0 * prod(shapes[0]) * shapes[1][2]
-        case aten._scaled_dot_product_flash_attention_for_cpu_backward.default | ours.causal_rows_backward.default:
+        case target if target in _ATTENTION_BACKWARD:
             return 10.0 * prod(shapes[0]) * shapes[2][2]
     return 0.0

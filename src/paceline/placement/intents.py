@@ -38,6 +38,7 @@ class Intent:
         avoid: no operator is split along what descends from these dimensions.
         regions: of these, such as are split outside of products: between two products of a block, norms and residuals
             need each token once (sequence-parallel regions of Megatron; Korthikanti et al., 2022).
+        ring: keys and values of attention go round a ring of ranks where they can, and are not gathered.
         parameters: where parameters live.
         whole: every operator runs whole.
     """
@@ -45,6 +46,7 @@ class Intent:
     follow: frozenset[Dimension] = frozenset()
     avoid: frozenset[Dimension] = frozenset()
     regions: frozenset[Dimension] = frozenset()
+    ring: bool = False
     parameters: Parameters = Parameters.WHOLE
     whole: bool = False
 
@@ -58,7 +60,8 @@ def intent_of(axis: Axis, *, split_batch: bool, saves_memory: bool = False) -> I
     Args:
         axis: what the axis is for.
         split_batch: False for a batch too small to divide.
-        saves_memory: what ranks hold is limited, so that `tp` splits also what it would keep whole.
+        saves_memory: what ranks hold is limited, so that `tp` splits also what it would keep whole, and `sp` does not
+            gather keys and values.
     """
     match axis:
         case Axis.DP | Axis.FSDP:
@@ -66,7 +69,7 @@ def intent_of(axis: Axis, *, split_batch: bool, saves_memory: bool = False) -> I
             follow = frozenset({Dimension.BATCH}) if split_batch else frozenset()
             return Intent(follow=follow, parameters=where, whole=not split_batch)
         case Axis.SP:  # the patches of an image are a sequence that runs along its height
-            return Intent(follow=frozenset({Dimension.TIME, Dimension.HEIGHT}))
+            return Intent(follow=frozenset({Dimension.TIME, Dimension.HEIGHT}), ring=saves_memory)
         case Axis.HW:
             return Intent(follow=frozenset({Dimension.HEIGHT, Dimension.WIDTH}))
         case Axis.TP:

@@ -19,6 +19,7 @@ from paceline.placement.problem import Problem
 from paceline.placement.redistribute import is_redistribution, redistribution_bytes, redistribution_of
 from paceline.placement.rules import AxisRule, Strategy
 from paceline.placement.rules.attention import causal_length
+from paceline.placement.rules.attention_rows import RING
 from paceline.placement.strategies import strategies
 from paceline.program.program import Input, InputRole
 
@@ -166,7 +167,9 @@ class _Choice:
             # gather. So it is, too, with what is made of ids alone: a mask of tokens runs along keys as well as rows.
             if Dimension.BATCH not in self.intent.follow and node not in self.working:
                 return found
-            return [s for s in found if _touches(s, inputs, outputs, self.followed)] or found
+            along = [s for s in found if _touches(s, inputs, outputs, self.followed)] or found
+            rings = [s for s in along if self.intent.ring and s.label == RING]
+            return rings or along
         is_product = matmul_flops(self.problem.calls[node]) > 0
         avoided = self.avoided_in_products if is_product else self.avoided
         return [s for s in found if not _touches(s, inputs, outputs, avoided)]

@@ -43,10 +43,10 @@ def implied(call: Call, rule: Rule, slot: int, shard: Shard, parts: int) -> list
         found = [(other, placement) for other in others if isinstance(placement, Shard)]
     else:
         tensors = rule.inputs + rule.outputs
-        found = []
-        for label, blocks in _labels_at(tensors[slot], shard, rule, parts):
+        found, labels = [], list(_labels_at(tensors[slot], shard, rule, parts))
+        for label, blocks in labels:
             found += [item for item in _bound(tensors, label, blocks, parts) if item[0] != slot]
-        for strategy in rule.extra:
+        for strategy in rule.extra if not labels else ():  # where there is an axis, extras are other ways to split it
             placements = strategy.inputs + strategy.outputs
             if placements[slot] == shard:
                 found += [(i, split) for i, split in enumerate(placements) if isinstance(split, Shard) and i != slot]

@@ -11,6 +11,13 @@ seeing keys 0 to i:
         at `where`, of `parts`, has its part of each of the `blocks` (their sizes) of the rows.
     causal_rows_backward(grad_out, query, key, value, out, logsumexp, where, parts, blocks, scale?) -> the gradients; of
         keys and values what these rows add to them.
+
+Where keys and values are split as queries are and go round a ring of ranks, a rank has, at each turn, those of one
+other rank, keys beside values in `pair`: [B, G, Tk/n, 2 D]:
+    ring_rows(query, pair, out?, logsumexp?, where, turn, parts, blocks, is_causal, scale?) -> rows of the result and of
+        its logsumexp for the keys that were there so far. At a turn, the pair is that of the rank `turn` places before.
+    ring_rows_backward(grad_out, query, pair, out, logsumexp, where, turn, parts, blocks, is_causal, scale?) -> what
+        this turn adds to the gradients of queries and of the pair.
 """
 
 from __future__ import annotations
@@ -31,6 +38,14 @@ _LIBRARY.define(
 _LIBRARY.define(
     "causal_rows_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp,"
     " Tensor where, int parts, int[] blocks, float? scale) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "ring_rows(Tensor query, Tensor pair, Tensor? out, Tensor? logsumexp, Tensor where, int turn, int parts,"
+    " int[] blocks, bool is_causal, float? scale) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "ring_rows_backward(Tensor grad_out, Tensor query, Tensor pair, Tensor out, Tensor logsumexp, Tensor where,"
+    " int turn, int parts, int[] blocks, bool is_causal, float? scale) -> (Tensor, Tensor)"
 )
 
 
@@ -174,7 +189,72 @@ def _causal_rows_backward(
     return gradients.result(query.dtype)
 
 
-def _fake_causal_rows(query: Tensor, *_: object) -> Rows:
+def turn_spans(
+    index: int, turn: int, parts: int, blocks: Sequence[int], columns: int, *, is_causal: bool
+) -> list[Span]:
+    """Return what a rank's rows see of the keys that it has at a turn: `columns` of them, in blocks as the rows are."""
+    if not is_causal:
+        return [Span(0, sum(blocks) // parts, columns)]
+    owner, found, first = (index - turn) % parts, [], 0
+    for size in blocks:
+        rows = size // parts  # of each block, those of lower ranks come first
+        found.append(Span(first, rows, first + (rows if owner < index else 0), rows if owner == index else 0))
+        first += rows
+    return found
+
+
+def _apart(query: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
+    width = query.shape[3]
+    return pair[..., :width], pair[..., width:]
+
+
+def _ring_rows(
+    query: Tensor,
+    pair: Tensor,
+    out: Tensor | None,
+    logsumexp: Tensor | None,
+    where: Tensor,
+    turn: int,
+    parts: int,
+    blocks: Sequence[int],
+    is_causal: bool,
+    scale: float | None,
+) -> Rows:
+    key, value = _apart(query, pair)
+    found, is_more = [], False
+    for span in turn_spans(int(where), turn, parts, blocks, key.shape[2], is_causal=is_causal):
+        more = attend(query, key, value, span, scale)
+        is_more |= more is not None
+        have = None
+        if out is not None and logsumexp is not None:
+            have = out.narrow(2, span.first, span.rows), logsumexp.narrow(2, span.first, span.rows)
+        found.append(merge(have, more))
+    out, logsumexp = join(found)
+    return (out, logsumexp) if is_more else (out.clone(), logsumexp.clone())  # nothing is returned that came in
+
+
+def _ring_rows_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    pair: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    where: Tensor,
+    turn: int,
+    parts: int,
+    blocks: Sequence[int],
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor]:
+    key, value = _apart(query, pair)
+    gradients = Gradients(query, key, value, logsumexp)
+    for span in turn_spans(int(where), turn, parts, blocks, key.shape[2], is_causal=is_causal):
+        gradients.add(grad_out, query, key, value, (out, logsumexp), span, scale)
+    of_query, of_key, of_value = gradients.result(query.dtype)
+    return of_query, torch.cat([of_key, of_value], 3)
+
+
+def _fake_rows(query: Tensor, *_: object) -> Rows:
     wide = torch.promote_types(query.dtype, torch.float32)
     return _by_time(query, query.dtype), _by_time(query[..., 0], wide)
 
@@ -185,9 +265,15 @@ def _fake_causal_rows_backward(
     return _by_time(query, query.dtype), _by_time(key, key.dtype), _by_time(value, value.dtype)
 
 
+def _fake_ring_rows_backward(grad_out: Tensor, query: Tensor, pair: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return _by_time(query, query.dtype), torch.empty_like(pair, memory_format=torch.contiguous_format)
+
+
 for _name, _kernel, _fake in (
-    ("causal_rows", _causal_rows, _fake_causal_rows),
+    ("causal_rows", _causal_rows, _fake_rows),
     ("causal_rows_backward", _causal_rows_backward, _fake_causal_rows_backward),
+    ("ring_rows", _ring_rows, _fake_rows),
+    ("ring_rows_backward", _ring_rows_backward, _fake_ring_rows_backward),
 ):
     _LIBRARY.impl(_name, _kernel, "CPU")
     torch.library.register_fake(f"paceline::{_name}", _fake, lib=_LIBRARY)

@@ -9,19 +9,14 @@ The variants for GPUs are written from their schemas and CPU sibling; no test he
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 import torch
-from torch.fx import Node
 
-from paceline.placement.placements import Shape, Shard
-from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, Strategy, Written, rule
+from paceline.placement.placements import Shape
+from paceline.placement.rules.attention_rows import RING, ring, ring_backward, ring_strategies, rows, rows_backward
+from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, Written, rule
 from paceline.placement.rules.words import named, replicated_where_absent, shape_of, slot
-from paceline.program import attention  # noqa: F401  (registers operators)
-
-if TYPE_CHECKING:
-    from paceline.placement.writer import Writer
 
 aten = torch.ops.aten
 ours = torch.ops.paceline
@@ -30,7 +25,8 @@ BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def _heads(call: Call) -> Label | Factors:
-    heads, groups = shape_of(call, "query")[1], shape_of(call, "key")[1]
+    keys = "pair" if "pair" in call.arguments else "key"
+    heads, groups = shape_of(call, "query")[1], shape_of(call, keys)[1]
     return "g" if heads == groups else Factors((("g", groups), ("r", heads // groups)))
 
 
@@ -48,13 +44,13 @@ def _mask_axes(call: Call, name: str) -> Axes:
 
 def _axes(call: Call) -> dict[str, Axes]:
     heads = _heads(call)
-    rows: Axes = ("b", heads, "q", None)
-    columns: Axes = ("b", "g", None, None)
+    row: Axes = ("b", heads, "q", None)
+    column: Axes = ("b", "g", None, None)
     # one number per query; some kernels pad the queries, or add a dimension
     name = next((name for name in ("logsumexp", "log_sumexp") if slot(call, name) is not None), None)
     mask = "attn_mask" if "attn_mask" in call.arguments else "attn_bias"
-    found: dict[str, Axes] = {name: rows for name in ("query", "grad_out", "grad_out_", "out")}
-    found |= {"key": columns, "value": columns, mask: _mask_axes(call, mask)}
+    found: dict[str, Axes] = {name: row for name in ("query", "grad_out", "grad_out_", "out")}
+    found |= {"key": column, "value": column, "pair": column, mask: _mask_axes(call, mask)}
     if name is not None:
         found[name] = _row_statistics(call, shape_of(call, name))
     return found
@@ -84,24 +80,12 @@ def _split(call: Call) -> frozenset[Label]:
     return frozenset("bgr") if call["is_causal"] and not _is_causal(call) else frozenset("bgrq")
 
 
-def _write_rows(writer: Writer, arguments: Mapping[str, Any], strategy: Strategy) -> Sequence[Node]:
-    made = writer.call(ours.causal_rows.default, *_rows(writer, arguments, strategy, 0))
-    return [writer.item(made, 0), writer.item(made, 1)]
-
-
-def _write_rows_backward(writer: Writer, arguments: Mapping[str, Any], strategy: Strategy) -> Sequence[Node]:
-    made = writer.call(ours.causal_rows_backward.default, *_rows(writer, arguments, strategy, 1))
-    return [writer.item(made, 0), writer.item(made, 1), writer.item(made, 2)]
-
-
-def _rows(writer: Writer, arguments: Mapping[str, Any], strategy: Strategy, query: int) -> list[Any]:
-    """Return the arguments of our operator: those of the kernel, then which rows the rank has."""
-    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
-    tensors = [arguments[name] for name in names if name in arguments]
-    rows, shard = arguments["query"].meta["val"].shape[2], strategy.inputs[query]
-    assert isinstance(shard, Shard)
-    blocks = list(shard.sizes(rows * writer.parts))
-    return [*tensors, writer.coordinate(), writer.parts, blocks, arguments.get("scale")]
+def _offers_ring(call: Call) -> bool:
+    """Whether keys and values may be split as queries are."""
+    if call.target not in (FORWARD, BACKWARD) or call["dropout_p"] != 0.0 or slot(call, "attn_mask") is not None:
+        return False
+    query, key, value = (shape_of(call, name) for name in ("query", "key", "value"))
+    return query[3] == key[3] == value[3] and query[2] == key[2]
 
 
 @rule(
@@ -123,8 +107,14 @@ def _attention(call: Call) -> AxisRule:
         outputs,
         split,
         results=replicated_where_absent(outputs, range(1, len(outputs))),
-        written={"q": Written(_write_rows)} if _is_causal(call) else {},
+        extra=ring_strategies(call) if _offers_ring(call) else (),
+        written=_written(call, Written(rows), ring),
     )
+
+
+def _written(call: Call, of_rows: Written, of_ring: Callable[[Call], Written]) -> dict[Label, Written]:
+    found: dict[Label, Written] = {"q": of_rows} if _is_causal(call) else {}
+    return found | ({RING: of_ring(call)} if _offers_ring(call) else {})
 
 
 @rule(
@@ -143,18 +133,20 @@ def _attention_backward(call: Call) -> AxisRule:
         named(call, axes),
         outputs,
         split,
-        written={"q": Written(_write_rows_backward)} if _is_causal(call) else {},
+        extra=ring_strategies(call) if _offers_ring(call) else (),
+        written=_written(call, Written(rows_backward), ring_backward),
     )
 
 
-@rule(ours.causal_rows.default)
-def _causal_rows(call: Call) -> AxisRule:
+@rule(ours.causal_rows.default, ours.ring_rows.default)
+def _rows(call: Call) -> AxisRule:
     """For a later axis; the rows are split already."""
     axes = _axes(call)
     return AxisRule(named(call, axes), (axes["query"], axes["query"][:3]), frozenset("bgr"))
 
 
-@rule(ours.causal_rows_backward.default)
-def _causal_rows_backward(call: Call) -> AxisRule:
+@rule(ours.causal_rows_backward.default, ours.ring_rows_backward.default)
+def _rows_backward(call: Call) -> AxisRule:
     axes = _axes(call)
-    return AxisRule(named(call, axes), (axes["query"], axes["key"], axes["value"]), frozenset("bgr"))
+    columns = (axes["key"],) * (len(call.outputs) - 1)
+    return AxisRule(named(call, axes), (axes["query"], *columns), frozenset("bgr"))
