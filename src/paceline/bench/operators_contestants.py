@@ -81,8 +81,11 @@ VARIANTS: Mapping[Contestant, Variant] = {
 def ours(model: Model, ranks: int) -> tuple[Contestant, ...]:
     """Return those of ours that train a model on some ranks: on two axes from four ranks on."""
     two_axes = ranks >= 4 and ranks % 2 == 0
-    if model.is_of_images:
-        return (Contestant.OURS_HW, *([Contestant.OURS_DP_HW] if two_axes else []))
+    match model:
+        case Model.UNET:
+            return (Contestant.OURS_HW, Contestant.OURS_DP_HW if two_axes else Contestant.OURS_TP)
+        case Model.RESNET:  # small images, many channels
+            return (Contestant.OURS_TP, Contestant.OURS_DP_TP if two_axes else Contestant.OURS_HW)
     if two_axes:
         return (Contestant.OURS_TP, Contestant.OURS_DP_TP, Contestant.OURS_FSDP_TP)
     return (Contestant.OURS_TP, Contestant.OURS_SP)

@@ -27,11 +27,6 @@ class Model(StrEnum):
     UNET = "unet"
 
     @property
-    def is_of_images(self) -> bool:
-        """Whether its batch has height and width, and no time."""
-        return self in (Model.RESNET, Model.UNET)
-
-    @property
     def has_tensor_parallel(self) -> bool:
         """Whether `parallelize_module` can express it: it splits linear layers and embeddings, each in one piece."""
         return self in (Model.GPT, Model.LLAMA)
