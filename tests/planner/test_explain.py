@@ -204,6 +204,24 @@ def test_pins_are_followed() -> None:
     assert where["blocks.0.3.weight"] == (Shard(0),)
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table(x)).square().mean()
+
+
+def test_a_tied_parameter_is_told_once_and_pinned_by_any_of_its_names() -> None:
+    plan = Plan(Mesh.parse("fsdp=2"), pins=(Pin("head.*", {"fsdp": "S1"}),))
+    found = explain(Tied(), (torch.zeros(4, 3, dtype=torch.long),), plan)
+    (held,) = found.parameters
+    assert (held.name, held.aliases, held.placements) == ("table.weight", ("head.weight",), (Shard(1),))
+    assert "table.weight = head.weight" in printed(found)
+
+
 # What is printed and written.
 
 

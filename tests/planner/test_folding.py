@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given
@@ -16,12 +17,9 @@ INDICES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0
 def names_in(folded: str) -> set[str]:
     """All names that a folded one stands for."""
     choices = []
-    for part in folded.split("."):
-        if part.startswith("{"):
-            runs = [run.split("..") for run in part.strip("{}").split(",")]
-            choices.append([str(n) for run in runs for n in range(int(run[0]), int(run[-1]) + 1)])
-        else:
-            choices.append([part])
+    for part in re.findall(r"\{[^}]*\}|[^.]+", folded):
+        runs = [run.split("..") for run in part.strip("{}").split(",")] if part.startswith("{") else []
+        choices.append([str(n) for run in runs for n in range(int(run[0]), int(run[-1]) + 1)] or [part])
     return {".".join(parts) for parts in itertools.product(*choices)}
 
 

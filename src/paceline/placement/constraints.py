@@ -33,12 +33,13 @@ def pinned(program: Program, pins: Sequence[Pin], axes: Sequence[str]) -> dict[s
         PlacementError: a pattern matches no parameter, or a placement cannot be read.
     """
     parameters = [item for item in program.inputs if item.role is InputRole.PARAMETER]
-    names = [item.name for item in parameters]
+    known = {item.name: item for item in parameters}
+    known |= {alias: known[name] for alias, name in program.aliases.items() if name in known}
     found: dict[str, dict[Input, Placement]] = {axis: {} for axis in axes}
     for pattern, wanted in pins:
-        matching = [item for item in parameters if fnmatchcase(item.name, pattern)]
+        matching = [item for name, item in known.items() if fnmatchcase(name, pattern)]
         if not matching:
-            raise PlacementError(f"the pin '{pattern}' matches no parameter.{nearest(pattern, names)}")
+            raise PlacementError(f"the pin '{pattern}' matches no parameter.{nearest(pattern, known)}")
         for axis, text in wanted.items():
             found[axis].update(dict.fromkeys(matching, parse_placement(text)))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,13 +23,14 @@ from paceline.program.program import Input, Program
 
 @dataclass(frozen=True)
 class AxisReport:
-    """What the solver did along one axis; costs are modelled seconds per step."""
+    """What the solver did along one axis; costs are modelled seconds per step, `seconds` are those it took."""
 
     axis: str
     objective_s: float
     bound_s: float
     classes: int
     variables: int
+    seconds: float
 
 
 @dataclass
@@ -93,6 +95,7 @@ def place(
     placements: dict[Input, tuple[Placement, ...]] = {item: () for item in program.inputs}
     reports, unknown = [], set()
     for axis, parts in mesh.axes:
+        began = time.perf_counter()
         problem = Problem(program, axis, parts, meanings)
         intent = intent_of(Axis(axis), split_batch=split_batch, saves_memory=plan.memory_bytes is not None)
         choices = options(problem, intent, costs, fixed[axis])
@@ -100,5 +103,8 @@ def place(
         unknown.update(problem.unknown_operators())
         program, along = lower(problem, solution, costs)
         placements = {item: (*placements[item], along[item]) for item in program.inputs}
-        reports.append(AxisReport(axis, solution.objective_s, solution.bound_s, solution.classes, solution.variables))
+        seconds = time.perf_counter() - began
+        reports.append(
+            AxisReport(axis, solution.objective_s, solution.bound_s, solution.classes, solution.variables, seconds)
+        )
     return PlacedProgram(program, mesh, placements, tuple(sorted(unknown)), tuple(reports))

@@ -123,6 +123,7 @@ def _held(program: Program, placed: PlacedProgram) -> list[tuple[InputRole, Held
             bytes=local.nbytes,
             whole_bytes=value.nbytes,
             trained=item.name in trained,
+            aliases=tuple(alias for alias, name in program.aliases.items() if name == item.name),
         )
         found.append((item.role, held))
     return found

@@ -37,6 +37,7 @@ class Held:
         bytes: of the piece.
         whole_bytes: of the whole.
         trained: whether it has a gradient.
+        aliases: further names, where it is tied.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Held:
     bytes: int
     whole_bytes: int
     trained: bool
+    aliases: tuple[str, ...]
 
 
 @dataclass(frozen=True)

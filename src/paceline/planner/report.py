@@ -46,6 +46,7 @@ def _held(item: Held, axes: Sequence[str]) -> dict[str, Any]:
         "local_shape": list(item.local),
         "bytes": item.bytes,
         "trained": item.trained,
+        "aliases": list(item.aliases),
     }
 
 

@@ -20,10 +20,10 @@ _BETWEEN, _NARROWEST = 3, 20
 """Characters between columns, and the fewest that names get."""
 _MEMORY = ("", "bytes", " ")
 _TOTALS = ("axis", "pass", "kind", "tensors", "collectives", "bytes")
-_SOLVER = ("axis", "modelled cost", "proven bound", "classes", "variables")
+_SOLVER = ("axis", "modelled cost", "proven bound", "classes", "variables", "took")
 _UNKNOWN = ("module", "operator", "calls")
 _TRANSFERS = ("what", "pass", "kind", "from", "to", "bytes")
-_NUMBERS = {"bytes", "tensors", "collectives", "modelled cost", "proven bound", "classes", "variables", "calls"}
+_NUMBERS = {"bytes", "tensors", "collectives", "modelled cost", "proven bound", "classes", "variables", "calls", "took"}
 Row = tuple[str, ...]
 
 
@@ -128,7 +128,7 @@ def _times(told: Explanation) -> str:
 def _solver(told: Explanation) -> Iterator[Row]:
     for report in told.solver:
         costs = f"{report.objective_s * 1e3:.4g} ms", f"{report.bound_s * 1e3:.4g} ms"
-        yield report.axis, *costs, str(report.classes), str(report.variables)
+        yield report.axis, *costs, str(report.classes), str(report.variables), f"{report.seconds:.1f} s"
 
 
 def _unknown(told: Explanation) -> Iterator[Row]:
@@ -142,7 +142,9 @@ def _held(tensors: Iterable[Held]) -> Iterator[Row]:
     for group in alike:
         held = group.first
         nbytes = words.sizes([item.bytes for item in group.items])
-        yield group.name, words.shape(held.shape), *map(str, held.placements), words.shape(held.local), nbytes
+        also = fold((alias for item in group.items for alias in item.aliases), name=str)
+        name = " = ".join([group.name, *(found.name for found in also)])
+        yield name, words.shape(held.shape), *map(str, held.placements), words.shape(held.local), nbytes
 
 
 def _activations(made: Iterable[Activation], axes: int, kept: int) -> Iterator[Row]:

@@ -51,7 +51,7 @@ def operator(name: str) -> str:
 def broken(name: str, width: int) -> str:
     """Return a name in lines of at most `width`, broken behind dots where that is possible."""
     lines, line = [], ""
-    for part in re.findall(r"[^.]*\.|[^.]+", name):
+    for part in re.findall(r"(?:\{[^}]*\}|[^.{])+\.?|.", name):  # `{0..11}` stays whole
         if line and len(line) + len(part) > width:
             lines.append(line)
             line = "  "

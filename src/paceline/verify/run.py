@@ -21,7 +21,7 @@ from torch import nn
 from paceline.errors import RecipeError, nearest
 from paceline.placement.fitting import check_batch
 from paceline.plan import Mesh, Pin, Plan
-from paceline.program.build import Factory
+from paceline.program.build import Factory, batch_size
 from paceline.program.capture import Batch, capture
 from paceline.program.precision import lift
 from paceline.program.program import Program
@@ -33,7 +33,7 @@ from paceline.verify.precision import Precision
 from paceline.verify.ranks import REFERENCE, START, Finding, Job, find_in_process, finding_file
 from paceline.verify.report import Report
 from paceline.verify.serial import Trajectory, run_eager, run_program
-from paceline.verify.subject import Subject, batch_size, batches, save_start
+from paceline.verify.subject import Subject, batches, save_start
 
 _E = TypeVar("_E", bound=Enum)
 _ENTRY = "paceline.verify.ranks:run_rank"

@@ -12,8 +12,7 @@ import torch.utils._pytree as pytree
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from paceline.errors import RecipeError
-from paceline.program.build import Factory, build
+from paceline.program.build import Factory, batch_size, build, checked_batch
 from paceline.program.capture import Batch
 from paceline.verify.precision import Precision
 
@@ -38,13 +37,7 @@ class Subject:
             RecipeError: the factory cannot be used.
         """
         module, batch = build(self.factory, self.arguments, SEED)
-        if isinstance(batch, list):
-            batch = tuple(batch)
-        if not isinstance(batch, (tuple, Mapping)) or batch_size(batch) is None:
-            raise RecipeError(
-                f"the factory's batch is a {type(batch).__name__}; it must be a tuple of positional or a dictionary of "
-                "keyword arguments with a tensor among them, whose first dimension is the samples."
-            )
+        batch = checked_batch(batch)
         dtype = self.precision.storage
         module = module.to("cpu", dtype).train()
         batch = pytree.tree_map_only(Tensor, lambda x: x.to("cpu", dtype if x.is_floating_point() else x.dtype), batch)
@@ -76,12 +69,6 @@ def _restored(module: nn.Module, batch: Batch, start: Path) -> Batch:
     leaves, structure = pytree.tree_flatten(batch)
     restored: Batch = pytree.tree_unflatten([saved.get(f"batch/{i}", leaf) for i, leaf in enumerate(leaves)], structure)
     return restored
-
-
-def batch_size(batch: Any) -> int | None:
-    """Return the first dimension of the first tensor that has one."""
-    shapes = (leaf.shape for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim)
-    return next((int(shape[0]) for shape in shapes), None)
 
 
 def batches(batch: Batch, steps: int) -> Iterator[Batch]:
