@@ -24,7 +24,7 @@ from paceline.placement.placements import (
     local_shape,
 )
 from paceline.placement.problem import Problem
-from paceline.placement.redistribute import can_redistribute, redistribute
+from paceline.placement.redistribute import Collective, can_redistribute, collective_of, redistribute
 from paceline.placement.rules import AxisRule, Strategy, Written
 from paceline.placement.solver import Solution
 from paceline.placement.writer import Writer
@@ -36,8 +36,9 @@ _SMALL_BYTES = 16 << 10
 
 
 class _Lowering:
-    def __init__(self, problem: Problem, solution: Solution, costs: Costs) -> None:
+    def __init__(self, problem: Problem, solution: Solution, costs: Costs, *, regather: bool) -> None:
         self.problem = problem
+        self.regather = regather
         self.solution = solution
         self.costs = costs
         self.graph = Graph()
@@ -104,7 +105,7 @@ class _Lowering:
             "val": self.evaluator.empty(node.meta["val"], local_shape(ref.shape, target, self.problem.parts)),
             "backward": self._is_for_backward(ref.node),
             "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
-            "rematerialize": False,
+            "rematerialize": self.regather and collective_of(source, target) is Collective.ALL_GATHER,
             ORIGINS: (origins_of(ref.node)[ref.index].along(target),),
         }
         return new
@@ -183,6 +184,8 @@ class _Lowering:
         new.meta.update(node.meta)
         new.meta["val"], new.meta[ORIGINS] = call.value, origins
         new.meta["backward"] = self._is_for_backward(node)
+        if fill:  # a view of what is gathered again is viewed again
+            new.meta["rematerialize"] = self.regather or new.meta.get("rematerialize", False)
         for index, old in enumerate(results(node)):
             if old is None:
                 continue
@@ -198,12 +201,16 @@ class _Lowering:
                 self.made[ref] = strategy.outputs[index]
 
 
-def lower(problem: Problem, solution: Solution, costs: Costs) -> tuple[Program, dict[Input, Placement]]:
+def lower(
+    problem: Problem, solution: Solution, costs: Costs, *, regather: bool = False
+) -> tuple[Program, dict[Input, Placement]]:
     """Return the local program and the placement of each of its inputs along the axis.
+
+    With `regather`, what the forward pass gathers is gathered again in the backward pass instead of kept.
 
     Raises:
         PlacementError: a rule promised shapes that its operator does not give.
     """
-    graph, placed = _Lowering(problem, solution, costs).run()
+    graph, placed = _Lowering(problem, solution, costs, regather=regather).run()
     program = replace(problem.program, graph=graph)
     return program, {item: placed[node] for item, node in zip(program.inputs, program.placeholders, strict=True)}

@@ -94,14 +94,17 @@ def place(
     costs = Costs()
     placements: dict[Input, tuple[Placement, ...]] = {item: () for item in program.inputs}
     reports, unknown = [], set()
+    later = mesh.size
     for axis, parts in mesh.axes:
         began = time.perf_counter()
+        later //= parts
         problem = Problem(program, axis, parts, meanings)
         intent = intent_of(Axis(axis), split_batch=split_batch, saves_memory=plan.memory_bytes is not None)
         choices = options(problem, intent, costs, fixed[axis])
-        solution = solve(problem, choices, costs)
+        memory = None if plan.memory_bytes is None else plan.memory_bytes * later
+        solution = solve(problem, choices, costs, memory)
         unknown.update(problem.unknown_operators())
-        program, along = lower(problem, solution, costs)
+        program, along = lower(problem, solution, costs, regather=memory is not None)
         placements = {item: (*placements[item], along[item]) for item in program.inputs}
         seconds = time.perf_counter() - began
         reports.append(

@@ -20,6 +20,7 @@ from torch.fx import Node
 from paceline.errors import PlacementError
 from paceline.placement.calls import Ref
 from paceline.placement.costs import Costs
+from paceline.placement.memory import held_by, held_bytes
 from paceline.placement.merging import classes
 from paceline.placement.options import Option
 from paceline.placement.placements import REPLICATE, Placement
@@ -71,6 +72,25 @@ class _Model:
         self.low.append(low)
         self.high.append(high)
 
+    def limit(self, terms: list[tuple[int, float]], most: float, axis: str) -> None:
+        """Keep a sum of choices within `most` bytes.
+
+        Raises:
+            PlacementError: nothing does.
+        """
+        cost, self.cost = self.cost, [0.0] * len(self.cost)
+        for variable, nbytes in terms:
+            self.cost[variable] = nbytes / _MICROSECONDS
+        _, least, _ = self.solve()
+        self.cost = cost
+        if least * _MICROSECONDS > most * (1 + _GAP):
+            raise PlacementError(
+                f"no placement along '{axis}' keeps what a rank holds within {most:,.0f} bytes (of the ranks of later "
+                f"axes together): parameters, gradients, optimizer state and saved values need at least "
+                f"{math.ceil(least * _MICROSECONDS):,} bytes. Raise memory_bytes, or use more ranks."
+            )
+        self.constrain([(variable, nbytes / most) for variable, nbytes in terms], -math.inf, 1 + _GAP)
+
     def solve(self) -> tuple[np.ndarray, float, float]:
         entries = [(row, column, value) for row, terms in enumerate(self.rows) for column, value in terms]
         rows, columns, values = zip(*entries, strict=True)
@@ -88,11 +108,20 @@ class _Model:
         return result.x, result.fun / _MICROSECONDS, bound / _MICROSECONDS
 
 
-def solve(problem: Problem, options: dict[Node, list[Option]], costs: Costs) -> Solution:
+def solve(
+    problem: Problem, options: dict[Node, list[Option]], costs: Costs, memory_bytes: float | None = None
+) -> Solution:
     """Choose a strategy for every node.
 
+    Args:
+        problem: what is placed.
+        options: what each node may choose.
+        costs: of redistributions; those of operators are in the options.
+        memory_bytes: what a rank may hold between the passes, if that is limited; see `placement.memory`.
+
     Raises:
-        PlacementError: the constraints of the plan contradict each other.
+        PlacementError: the constraints of the plan contradict each other, or ask for more memory than there is; the
+            message says how little would do.
     """
     model = _Model()
     class_of = classes(problem, options)
@@ -106,6 +135,8 @@ def solve(problem: Problem, options: dict[Node, list[Option]], costs: Costs) -> 
         model.constrain([(variable, 1.0) for variable in chosen[number]], 1, 1)
     for edge in _edges(problem, options, class_of):
         _connect(model, problem, edge, options, chosen, members, costs)
+    if memory_bytes is not None:
+        model.limit(_memory(problem, options, chosen, members), memory_bytes, problem.axis)
     values, objective, bound = model.solve()
     strategies: dict[Node, Strategy] = {}
     for number, nodes in members.items():
@@ -113,6 +144,19 @@ def solve(problem: Problem, options: dict[Node, list[Option]], costs: Costs) -> 
         for node in nodes:
             strategies[node] = options[node][best].strategy
     return Solution(strategies, objective, bound, len(members), len(model.cost))
+
+
+def _memory(
+    problem: Problem, options: dict[Node, list[Option]], chosen: dict[int, list[int]], members: dict[int, list[Node]]
+) -> list[tuple[int, float]]:
+    """The bytes that a rank holds, as a sum over choices."""
+    held, terms = held_bytes(problem), list[tuple[int, float]]()
+    for number, nodes in members.items():
+        for variable, option in zip(chosen[number], options[nodes[0]], strict=True):
+            nbytes = sum(held_by(option.strategy, node, held, problem.parts) for node in nodes)
+            if nbytes:
+                terms.append((variable, nbytes))
+    return terms
 
 
 @dataclass
