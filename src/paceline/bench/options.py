@@ -54,10 +54,19 @@ def names(key: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:
         RecipeError: one is not among those known.
     """
     by_name = {str(item): item for item in known}
+    return tuple(by_name[part] for part in texts(key, text, list(by_name)))
+
+
+def texts(key: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Read words separated by commas; each is returned once.
+
+    Raises:
+        RecipeError: one is not among those known.
+    """
     for part in text.split(","):
-        if part not in by_name:
-            raise RecipeError(f"there is no '{part}' in {key}; known: {', '.join(by_name)}.{nearest(part, by_name)}")
-    return tuple(by_name[part] for part in dict.fromkeys(text.split(",")))
+        if part not in known:
+            raise RecipeError(f"there is no '{part}' in {key}; known: {', '.join(known)}.{nearest(part, known)}")
+    return tuple(dict.fromkeys(text.split(",")))
 
 
 def yes_or_no(key: str, text: str) -> bool:

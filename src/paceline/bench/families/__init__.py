@@ -12,3 +12,8 @@ from paceline.bench.families.translation import TRANSLATION
 from paceline.bench.families.vision import VISION
 
 FAMILIES: tuple[Family, ...] = (*LANGUAGE, *TRANSLATION, *VISION, *PLAIN)
+
+
+def family_of(name: str) -> Family:
+    """Return the family of that name."""
+    return next(family for family in FAMILIES if family.name == name)
