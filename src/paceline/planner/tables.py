@@ -109,6 +109,8 @@ def _memory(told: Explanation) -> Iterator[Row]:
     yield "optimizer state", words.size(memory.optimizer), told.optimizer
     yield "kept for the backward pass", words.size(memory.kept), ""
     yield "together", words.size(memory.total), "gathered parameters and temporaries come on top"
+    if told.plan.memory_bytes is not None:
+        yield "limit", words.size(told.plan.memory_bytes), "plan.memory_bytes"
 
 
 def _totals(told: Explanation) -> Iterator[Row]:
