@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from paceline.errors import CaptureError, PlanError
 from paceline.placement.pieces import take
 from paceline.placement.place import place
-from paceline.placement.placements import PARTIAL, Shard
-from paceline.placement.redistribute import is_redistribution, redistribution_of
+from paceline.placement.placements import PARTIAL, REPLICATE, Shard
+from paceline.placement.redistribute import is_redistribution, redistribute, redistribution_of
+from paceline.placement.rules import has_rule
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import capture
 from paceline.runtime import collectives
@@ -27,6 +28,7 @@ from paceline.runtime.binding import AxisGroup
 from paceline.runtime.executor import ProcessExecutor
 from paceline.runtime.job.world import World
 from paceline.runtime.module import PlacedModule, parallelize
+from paceline.runtime.passes.communicate import communicate
 from paceline.runtime.step import schedule
 from tests.placement.captured import Gpt, _ids
 from tests.ranks import ranks
@@ -321,3 +323,26 @@ def test_batch_statistics_are_those_of_the_global_batch() -> None:
             return (self.norm(x) * torch.arange(4)).tanh().mean()
 
     assert_equals_serial(Normed(), (x() * 5 + 2,), "dp=6")
+
+
+def test_what_is_moved_to_the_front_stays_in_order() -> None:
+    graph = Graph()
+    whole = graph.placeholder("x")
+    whole.meta = {"val": x(), "backward": False, "module": "", "rematerialize": False}
+    chain = whole
+    for target, arguments in ((torch.ops.aten.cumsum.default, (0,)), (torch.ops.aten.slice.Tensor, (0, 2, 3))):
+        made = graph.call_function(target, (chain, *arguments))
+        made.meta = {**whole.meta, "val": target(chain.meta["val"], *arguments)}
+        chain = made
+    gathered = graph.call_function(redistribute, (chain, Shard(0), REPLICATE, "tp", 2))
+    gathered.meta = {**whole.meta, "val": x(batch=2)}
+    graph.output((gathered,))
+    communicate(graph, 0)
+    order = [node.target for node in graph.nodes]
+    assert order.index(torch.ops.aten.cumsum.default) < order.index(torch.ops.aten.slice.Tensor)
+
+
+def test_torch_forgets_to_say_that_a_choice_against_a_number_is_pointwise() -> None:
+    for target in (torch.ops.aten.where.ScalarOther, torch.ops.aten.where.ScalarSelf, torch.ops.aten.where.Scalar):
+        assert torch.Tag.pointwise not in target.tags
+        assert has_rule(target)

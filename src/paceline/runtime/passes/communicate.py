@@ -180,9 +180,10 @@ def _hoist_sources(graph: Graph) -> None:
                 hoisted.add(source)
         elif node in hoisted:
             hoisted.update(node.all_input_nodes)
-    front = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
+    calls = {node for node in hoisted if node.op == "call_function"}
+    front = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr") and node not in calls)
     for node in list(graph.nodes):
-        if node in hoisted and node.op == "call_function" and node is not front:
+        if node in calls:
             front.prepend(node)
 
 
