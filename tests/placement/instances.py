@@ -83,6 +83,7 @@ def _pointwise() -> Calls:
     yield aten.where.ScalarOther, mask, x, 0
     yield aten.where.ScalarOther, mask, x, 1.0
     yield aten.where.ScalarSelf, mask, 0.0, x
+    yield aten.where.Scalar, mask, 0.0, 1.0
     yield aten.masked_fill.Scalar, x, mask, 0
     yield aten.masked_fill.Scalar, x, mask, -torch.inf
     yield aten.masked_fill.Tensor, x, mask, rand()
@@ -150,7 +151,8 @@ def _reductions() -> Calls:
     for name in ("var", "std", "var_mean"):
         yield getattr(aten, name).correction, x, [1], {"correction": 1, "keepdim": True}
         yield getattr(aten, name).correction, x
-    yield aten.logsumexp.default, x, [1]
+    for dims, keep in (([1], False), ([-1], True), ([0, 1], False)):
+        yield aten.logsumexp.default, x, dims, keep
     yield aten.median.dim, x, 1
     yield aten.linalg_vector_norm.default, x, 2, [1]
     yield aten.linalg_vector_norm.default, x
@@ -202,6 +204,14 @@ def _softmax_and_norms() -> Calls:
         result = getattr(aten, name).default(x, -1, False)
         yield getattr(aten, f"{name}_backward_data").default, rand(4, 6, 8), result, -1, torch.float64
     yield aten._safe_softmax.default, x, -1
+    largest = x.amax(1, keepdim=True)
+    made, total = ours.exponentials.default(x, largest, 1)
+    yield ours.exponentials.default, x, largest, 1
+    yield ours.exponential_sums.default, x, largest, 1
+    yield ours.log_softmax_apply.default, x, largest, total, 1
+    for log in (True, False):
+        yield ours.softmax_grad.default, x, made, total, 1, log
+    yield ours.cross_entropy_grad.default, rand(4, 6).exp(), rand(4), torch.tensor([0, -1, 5, 3]), rand(4)
     for shape in ([8], [6, 8]):
         weight, bias = rand(*shape), rand(*shape)
         for w in (None, weight):
@@ -341,6 +351,7 @@ def _indexing() -> Calls:
     yield aten.embedding.default, table, ids, 3
     for by_frequency in (False, True):
         yield aten.embedding_dense_backward.default, rand(4, 8, 6), ids, 10, 3, by_frequency
+    yield ours.local_index.default, ints(12, 4, 8), torch.tensor(1), 4, 12, -1
     x = rand(4, 6, 8)
     for shape in ((4, 2, 8), (2, 6, 8), (4, 12, 8)):
         yield aten.gather.default, x, 1, ints(6, *shape)

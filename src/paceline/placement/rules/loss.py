@@ -1,41 +1,17 @@
-"""Losses. A mean over a split axis is no sum of the parts' means: capture writes means as sums and divisions."""
+"""Losses of single elements.
+
+A mean over a split axis is no sum of the parts' means: capture writes means as sums and divisions.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from paceline.placement.rules.rule import Axes, AxisRule, Call, rule
-from paceline.placement.rules.words import labels_in, named, numbered, shape_of, whole
+from paceline.placement.rules.rule import AxisRule, Call, rule
+from paceline.placement.rules.words import labels_in, numbered, shape_of, whole
 
 aten = torch.ops.aten
-_NONE, _MEAN, _SUM = 0, 1, 2
-
-
-def _nll_axes(call: Call) -> tuple[Axes, Axes]:
-    """Axes of the log-probabilities [N, C, *] (or [C]) and of the targets [N, *]."""
-    rank = len(shape_of(call, "self"))
-    if rank == 1:
-        return (None,), whole(shape_of(call, "target"))
-    sites = numbered(rank - 1)
-    return (sites[0], None, *sites[1:]), sites
-
-
-@rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _nll_forward(call: Call) -> AxisRule:
-    scores, sites = _nll_axes(call)
-    inputs = named(call, {"self": scores, "target": sites})
-    outputs = (sites if call["reduction"] == _NONE else (), ())
-    split = frozenset() if call["reduction"] == _MEAN else labels_in(inputs)
-    return AxisRule(inputs, outputs, split)
-
-
-@rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_backward(call: Call) -> AxisRule:
-    # even a mean may be split here: the global weight comes in as an argument
-    scores, sites = _nll_axes(call)
-    grad = sites if call["reduction"] == _NONE else ()
-    inputs = named(call, {"self": scores, "target": sites, "grad_output": grad})
-    return AxisRule(inputs, (scores,), labels_in(inputs), linear=((0,),))
+_NONE, _MEAN = 0, 1
 
 
 @rule(

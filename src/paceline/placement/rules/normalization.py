@@ -1,4 +1,4 @@
-"""Softmax and normalisations: the axes that they normalise over stay whole, all others may be split."""
+"""Normalisations: the axes that they normalise over stay whole, all others may be split."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ from typing import Any
 
 import torch
 
-from paceline.placement.rules.reduction import rowwise
 from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, Strategy, einsum, rule
 from paceline.placement.rules.words import labels_in, named, numbered, replicated_where_absent, shape_of, slot, whole
 from paceline.program import operators  # noqa: F401  (registers torch.ops.paceline)
 
 aten = torch.ops.aten
 ours = torch.ops.paceline
-
-
-@rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
-def _softmax(call: Call) -> AxisRule:
-    return rowwise(call, [call["dim"]])
-
-
-@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def _softmax_backward(call: Call) -> AxisRule:
-    return rowwise(call, [call["dim"]], linear=((0,),))
 
 
 def _trailing(call: Call) -> tuple[Axes, Axes]:
