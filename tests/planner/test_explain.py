@@ -160,6 +160,7 @@ def test_autocast_gathers_casts_of_parameters() -> None:
     weight = next(held for held in found.parameters if held.name == "inner.weight")
     gathered = [item for item in found.transfers if item.name == weight.name and item.what is What.PARAMETER]
     assert [item.bytes for item in gathered] == [weight.bytes // 2], "a cast and transposed shard"
+    assert [(item.operator, item.source) for item in gathered] == [("t", Shard(1))]
 
 
 class Exponential(nn.Module):

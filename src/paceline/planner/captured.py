@@ -71,10 +71,13 @@ class Captured:
         return node
 
     def what(self, node: Node) -> tuple[What, str, str]:
-        """Return what a tensor is, the name of the parameter or module, and the operator of an activation."""
+        """Return what a tensor is, the name of the parameter or module, and the operator that made it.
+
+        No operator makes a parameter, but one may transpose or cast it.
+        """
         item = self.input(node)
         if item is not None:
-            return what_is(item), item.name, ""
+            return what_is(item), item.name, operator_name(node) if node.op == "call_function" else ""
         root = self.root(node)
         kind = What.ACTIVATION_GRADIENT if root.meta.get("backward") else What.ACTIVATION
         return kind, root.meta.get("module", ""), operator_name(root)

@@ -87,7 +87,7 @@ class Transfer:
         kind: `all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all`, or `halo`: rows of neighbours.
         backward: whether in the backward pass.
         name: of the parameter, buffer or batch tensor, or of the module that the activation comes from.
-        operator: that made an activation, where it is known.
+        operator: that made an activation, where it is known; or the view or cast of a parameter that is moved.
         source: placement along the axis before.
         target: and after.
         bytes: of the tensor that a rank hands over.
