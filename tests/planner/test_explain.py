@@ -146,6 +146,27 @@ def test_a_block_of_a_gpt_needs_two_all_reduces_each_way_along_tp() -> None:
     assert qkv.placements == (Shard(0, 3),)
 
 
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 5, padding=2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def test_halos_are_told_by_the_module_that_reads_them() -> None:
+    found = explain(Convolutions(), (torch.zeros(2, 3, 32, 64),), Plan(Mesh.parse("hw=2")))
+    halos = [item for item in found.transfers if item.kind == "halo" and not item.backward]
+    column = 2 * 32 * 4  # of a channel of 2 images of 32 rows, in float32
+    assert [(item.name, item.source, item.bytes) for item in halos] == [
+        ("layers.0", Shard(3), 1 * 3 * column),
+        ("layers.2", Shard(3), 2 * 4 * column),
+    ]
+    (total,) = [total for total in found.totals if total.kind == "halo" and not total.backward]
+    assert (total.tensors, total.collectives, total.bytes) == (2, 2, sum(item.bytes for item in halos))
+
+
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()
