@@ -232,6 +232,23 @@ def test_recurrent_networks_drop_out_between_layers(kind: type[nn.RNNBase], size
     assert targets(program).count("aten.bernoulli.p") == sizes["num_layers"] - 1
 
 
+def test_strides_that_only_reshape_are_shapes() -> None:
+    class Pooled(Regression):
+        """A pool over all of an input in channels last, for which PyTorch sets strides."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.adaptive_avg_pool1d(self.linear(x).transpose(1, 2), 1).flatten(1).square().mean()
+
+    program = capture_as_eager(Pooled(), (x(6).view(2, 3, 4),))
+    assert not [target for target in targets(program) if "as_strided" in target]
+
+    class Windows(Regression):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).flatten().unfold(0, 4, 2).as_strided((3, 2), (2, 1), 1).square().mean()
+
+    assert "aten.as_strided.default" in targets(capture_as_eager(Windows(), (x(6),)))
+
+
 @pytest.mark.parametrize("batch", [4, 6])
 def test_each_batch_shape_has_its_own_program(batch: int) -> None:
     capture_as_eager(Regression(), (x(batch),))

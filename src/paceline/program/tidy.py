@@ -13,7 +13,10 @@ _IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.def
 
 
 def tidy(graph: Graph) -> None:
-    """Remove identities, assertions and dead code; a pure graph needs none of them."""
+    """Remove identities, assertions and dead code; a pure graph needs none of them.
+
+    What is told in strides, and is no more than another shape, becomes a `reshape`: rules know shapes and no strides.
+    """
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -22,9 +25,29 @@ def tidy(graph: Graph) -> None:
             assert isinstance(source, Node)
             node.replace_all_uses_with(source)
             graph.erase_node(node)
+        elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default) and _only_reshapes(node):
+            base, source = node.args[0], node.args[node.target is aten.as_strided_scatter.default]
+            assert isinstance(base, Node)
+            size = node.args[1] if node.target is aten.as_strided.default else list(base.meta["val"].shape)
+            node.target, node.args, node.kwargs = aten.reshape.default, (source, size), {}
         elif node.meta.get("val") is None and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+
+
+def _only_reshapes(node: Node) -> bool:
+    """Whether the strides of a call are those of all elements of its first argument, in their order."""
+    schema = node.target._schema  # type: ignore[union-attr]  # an operator has one
+    given = {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
+    base, size, stride = node.args[0], given["size"], given["stride"]
+    assert isinstance(base, Node)
+    whole = base.meta["val"]
+    dense, step = [], 1
+    for extent in reversed(size):
+        dense.insert(0, step)
+        step *= extent
+    in_order = all(extent == 1 or want == got for extent, want, got in zip(size, dense, stride, strict=True))
+    return in_order and step == whole.numel() and whole.is_contiguous() and not given.get("storage_offset")
 
 
 def merge_tied_inputs(program: Program, module: nn.Module) -> None:
