@@ -2,8 +2,8 @@
 
 A program says it only by shapes, types and who reads them. The first dimension is the batch where it has the batch's
 size. Tensors of whole numbers or booleans are tokens [B, T], or maps of labels [B, H, W] beside images. Floating-point
-tensors are images [B, C, H, W], volumes [B, C, T, H, W], videos [B, T, C, H, W], or sequences: of features [B, T, F], or
-[B, F, T] when a convolution reads them, and of samples of sound [B, T].
+tensors are images [B, C, H, W], volumes [B, C, T, H, W], videos [B, T, C, H, W], or sequences: of features [B, T, F],
+or [B, F, T] when a convolution reads them, and of samples of sound [B, T].
 """
 
 from __future__ import annotations
