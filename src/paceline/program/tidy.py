@@ -42,7 +42,8 @@ def _only_reshapes(node: Node) -> bool:
     base, size, stride = node.args[0], given["size"], given["stride"]
     assert isinstance(base, Node)
     whole = base.meta["val"]
-    dense, step = [], 1
+    dense: list[int] = []
+    step = 1
     for extent in reversed(size):
         dense.insert(0, step)
         step *= extent
