@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
+from paceline.placement.evaluation import Evaluator
 from paceline.placement.pieces import join, take
-from paceline.placement.placements import MAXIMUM, Partial, Placement, Shape, Shard, divides
+from paceline.placement.placements import MAXIMUM, REPLICATE, Partial, Placement, Shape, Shard, divides
 from paceline.placement.rules import AxisRule, Call, Rule, Strategy, Written, rule_of
 from paceline.placement.rules.rule import Input
 from paceline.placement.strategies import implied, seeds, strategies
 from paceline.placement.writer import Writer
 from paceline.plan import Mesh
-from paceline.program.fake import fake_mode
 from paceline.runtime.inprocess import InProcessExecutor
 from paceline.runtime.passes.communicate import communicate
 
@@ -94,18 +94,18 @@ def _run_written(
     instance: Instance, written: Written, strategy: Strategy, given: list[list[Tensor]], parts: int
 ) -> list[tuple[Any, ...]]:
     """Run what a rule writes for a strategy on all ranks; return the results of each."""
-    graph, fake = Graph(), fake_mode()
+    graph, evaluator = Graph(), Evaluator()
     inputs = []
     for number, piece in enumerate(given):
         inputs.append(graph.placeholder(f"x{number}"))
-        inputs[-1].meta["val"] = fake.from_tensor(piece[0])
+        inputs[-1].meta["val"] = evaluator.piece(piece[0], REPLICATE, parts)
 
     def fill(value: Any) -> Any:
         if isinstance(value, Input):
             return inputs[value.index]
         return [fill(item) for item in value] if isinstance(value, list) else value
 
-    writer = Writer(graph, fake, "tp", parts, {"backward": False, "module": "", "rematerialize": False})
+    writer = Writer(graph, evaluator, "tp", parts, {"backward": False, "module": "", "rematerialize": False})
     made = written.write(writer, {name: fill(value) for name, value in instance.call.arguments.items()}, strategy)
     graph.output(tuple(node for node in made if node is not None))
     communicate(graph, 0)
