@@ -8,8 +8,10 @@ compiled consists of.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -24,11 +26,13 @@ from paceline.placement.windows import window, window_sum
 from paceline.runtime import collectives, direct
 from paceline.runtime.passes.views import is_view
 from paceline.runtime.shared import MEMBERS, SharedBinding
-from paceline.runtime.windows import WINDOW, WindowBinding
+from paceline.runtime.windows import WINDOW, Parcels, WindowBinding
 from paceline.shm import Exchange
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
+_LARGE_ROOM_BYTES = 4 << 20
+"""Above this size each rank's part of an exchange is not padded to that of the largest."""
 
 
 @dataclass(frozen=True)
@@ -165,25 +169,41 @@ class _Binder:
         return self._call(c10d.all_to_all_single.default, node.args[0], rows, rows, self._group(node).name)
 
     def _window(self, node: Node) -> Node:
-        written = WindowBinding(self.graph, node, self._group(node).index)
-        parcel = written.pack()
-        started = self._call(
-            c10d.all_to_all_single.default, parcel.x, parcel.taken, parcel.given, self._group(node).name
-        )
-        started.meta[WINDOW] = written, parcel.taken
+        axis = self._group(node)
+        written = WindowBinding(self.graph, node, axis.index)
+        parcels = written.pack()
+        started = self._shared_parcels(node, parcels)
+        if started is not None:
+            starts = [rank * parcels.most for rank in range(len(parcels.taken))]
+        else:
+            starts = [0, *accumulate(parcels.taken)][:-1]
+            sizes = parcels.taken, parcels.given
+            started = self._call(c10d.all_to_all_single.default, written.flat(parcels), *sizes, axis.name)
+        started.meta[WINDOW] = partial(written.unpack, parcels=parcels, starts=starts)
         return started
+
+    def _shared_parcels(self, node: Node, parcels: Parcels) -> Node | None:
+        """Return the exchange for a window through shared memory, where that is possible."""
+        name, axis, value = str(node.args[-2]), self._group(node), node.meta["val"]
+        room = parcels.most * len(parcels.taken)
+        if self._functional or value.device.type != "cpu" or axis.shared is None:
+            return None
+        if len(parcels.taken) > 2 and room * value.element_size() > _LARGE_ROOM_BYTES:
+            return None
+        return SharedBinding(self.graph, self.root, name, axis.shared).parcels(parcels, value.dtype)
 
     def _wait(self, node: Node) -> Node:
         started = node.args[0]
         assert isinstance(started, Node)
+        is_object = started.op == "call_module"
+        waited = (
+            self.graph.call_method("wait", (started,)) if is_object else self._call(c10d.wait_tensor.default, started)
+        )
         if WINDOW in started.meta:
-            written, taken = started.meta[WINDOW]
-            found: Node = written.unpack(self._call(c10d.wait_tensor.default, started), taken)
-            return found
-        if started.op == "call_module":
-            waited = self.graph.call_method("wait", (started,))
+            window_of: Callable[[Node], Node] = started.meta[WINDOW]
+            return window_of(waited)
+        if is_object:
             return self._take_apart(node, waited) if MEMBERS in started.meta else waited
-        waited = self._call(c10d.wait_tensor.default, started)
         if started.target is c10d.all_gather_into_tensor.default:
             return self._call(aten.reshape.default, waited, [started.args[1], -1])
         return waited

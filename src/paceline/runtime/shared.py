@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 
 from paceline.runtime import collectives
 from paceline.runtime.passes.views import is_fresh, is_view
+from paceline.runtime.windows import Parcels
 from paceline.shm import Exchange
 
 aten = torch.ops.aten
@@ -70,6 +71,21 @@ class SharedBinding:
             case _:
                 return self._call("all_to_all", self._exchange.all_to_all, x)
 
+    def parcels(self, parcels: Parcels, dtype: torch.dtype) -> Node:
+        """Start an exchange of what is cut out for each rank; the result has as much room for each as the largest."""
+        ranks = len(parcels.given)
+        room = self._room(dtype, parcels.most * ranks)
+        for rank, x in parcels.x.items():
+            part = (room, 0, rank * parcels.most, parcels.given[rank])
+            target = self._graph.call_function(aten.narrow.default, part)
+            flat = self._graph.call_function(aten.reshape.default, (x, [-1]))
+            self._graph.call_function(aten.copy_.default, (target, flat))
+        return self._call("all_to_all", self._exchange.all_to_all, room)
+
+    def _room(self, dtype: torch.dtype, size: int) -> Node:
+        """Return a flat tensor in shared memory."""
+        return self._call(f"room_{str(dtype).removeprefix('torch.')}", partial(self._exchange.empty, dtype=dtype), size)
+
     def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Node:
         name = f"{name}_{self._axis}"
         if not hasattr(self._root, name):
@@ -104,8 +120,7 @@ class SharedBinding:
         dtype = members[0].meta["val"].dtype
         sizes = [member.meta["val"].numel() for member in members]
         with self._graph.inserting_before(first):
-            make = partial(self._exchange.empty, dtype=dtype)
-            room = self._call(f"room_{str(dtype).removeprefix('torch.')}", make, sum(sizes))
+            room = self._room(dtype, sum(sizes))
         begin = 0
         for member, maker, size in zip(members, makers, sizes, strict=True):
             before = order[maker] < order[first]

@@ -6,7 +6,6 @@ one exchange, and joined. Each rank works out the same for all ranks, so nothing
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,7 @@ from paceline.placement.windows import NOWHERE, Edge, Rows, Stretch, sources, st
 
 aten = torch.ops.aten
 WINDOW = "window"
-"""Mark of the exchange for a window: what writes it, and how many numbers come from each rank."""
+"""Mark of a started exchange for a window: makes the window of what has arrived."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,20 @@ def _filling(edge: Edge, dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """What a rank sends: a flat tensor, and how many of its numbers go to each rank and come from each."""
+class Parcels:
+    """What a rank sends.
 
-    x: Node
+    Attributes:
+        x: a tensor for each rank that gets something.
+        given: how many numbers go to each rank.
+        taken: how many come from each.
+        most: how many there are in the largest parcel that any rank sends.
+    """
+
+    x: dict[int, Node]
     given: list[int]
     taken: list[int]
+    most: int
 
 
 @dataclass(frozen=True)
@@ -170,36 +177,39 @@ class WindowBinding:
         self._dtype = x.meta["val"].dtype
         self._kept: list[Term] = []
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether no rank needs anything of another."""
-        ranks = range(self._layout.parts)
-        return not any(self._layout.count(rank, other) for rank in ranks for other in ranks)
-
-    def pack(self) -> Parcel:
+    def pack(self) -> Parcels:
         """Cut out what others need, and what is kept: the tensor itself is not needed any longer."""
         layout, ranks = self._layout, range(self._layout.parts)
-        gives = [self._count(rank, self._index) for rank in ranks]
-        takes = [self._count(self._index, rank) for rank in ranks]
+        given = [self._numbers(self._count(rank, self._index)) for rank in ranks]
+        taken = [self._numbers(self._count(self._index, rank)) for rank in ranks]
+        most = max(self._numbers(self._count(rank, other)) for rank in ranks for other in ranks)
         cut = self._terms if self._is_sum else self._wanted
-        flat = [self._call(aten.reshape.default, cut(rank), [-1]) for rank in ranks if gives[rank]]
+        parcels = {rank: cut(rank) for rank in ranks if given[rank]}
         if self._is_sum:
             self._kept = self._terms_for(self._index)
         else:
             mine = {stretch.taken for stretch in layout.stretches(self._index) if stretch.owner == self._index}
             self._kept = [Term(rows, self._slice(self._x, rows)) for rows in sorted(mine, key=lambda rows: rows.start)]
-        packed = self._joined(flat, 0) if flat else self._call(aten.new_empty.default, self._x, [0])
-        return Parcel(packed, [self._numbers(rows) for rows in gives], [self._numbers(rows) for rows in takes])
+        return Parcels(parcels, given, taken, most)
 
-    def unpack(self, arrived: Node, taken: list[int]) -> Node:
-        """Return the window, or this rank's piece of the sum, from what has arrived."""
-        parts: dict[int, Node] = {}
-        if any(taken):
-            cuts = self._call(aten.split_with_sizes.default, arrived, taken)
-            for rank, numbers in enumerate(taken):
-                if numbers:
-                    rows = self._call(operator.getitem, cuts, rank)
-                    parts[rank] = self._call(aten.reshape.default, rows, self._sized(self._count(self._index, rank)))
+    def flat(self, parcels: Parcels) -> Node:
+        """Return all parcels as one flat tensor, in the order of ranks."""
+        rows = [self._call(aten.reshape.default, x, [-1]) for x in parcels.x.values()]
+        return self._joined(rows, 0) if rows else self._call(aten.new_empty.default, self._x, [0])
+
+    def unpack(self, arrived: Node, parcels: Parcels, starts: Sequence[int]) -> Node:
+        """Return the window, or this rank's piece of the sum.
+
+        Args:
+            arrived: a flat tensor of what other ranks have sent.
+            parcels: how much that is.
+            starts: where in it each rank's is.
+        """
+        parts = {}
+        for rank, (start, size) in enumerate(zip(starts, parcels.taken, strict=True)):
+            if size:
+                rows = self._call(aten.slice.Tensor, arrived, 0, start, start + size)
+                parts[rank] = self._call(aten.reshape.default, rows, self._sized(self._count(self._index, rank)))
         return self._summed(parts) if self._is_sum else self._windowed(parts)
 
     def _count(self, taker: int, giver: int) -> int:
