@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from paceline.placement.writer import Writer
 
 aten = torch.ops.aten
+_LINE = 64
+"""Bytes that come from memory at once."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,15 @@ class Windows:
         return with_item(shape, self.dim, self.length(parts))
 
     def move(self, shape: Shape, dtype: torch.dtype) -> Move:
-        """Return what an exchange costs: that of the rows that a rank has not, between as few ranks as can be."""
+        """Return what an exchange costs: that of the rows that a rank has not, between as few ranks as can be.
+
+        Rows of an inner dimension, such as the columns of an image, lie scattered in memory: a few bytes cost a line.
+        """
         common = gcd(self.size, self.out)
         parts = next(n for n in range(2, common + 1) if common % n == 0)
         rows = foreign_rows(self.rows(parts), self.size, self.edge, parts)
-        sent = rows * prod(shape) // max(shape[self.dim], 1) * dtype.itemsize
+        run = rows * prod(shape[self.dim + 1 :]) * dtype.itemsize
+        sent = prod(shape[: self.dim]) * (max(run, _LINE) if run else 0)
         # An all-to-all of n bytes sends n / parts * (parts - 1) / parts from each rank.
         return Move(sent * parts * parts // (parts - 1), Shard(self.dim), Shard(self.dim + 1))
 
