@@ -57,6 +57,46 @@ LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
 }
 
 
+CUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "shifted": lambda x, y: F.cross_entropy(x[:, :-1].flatten(0, 1), y[:, 1:].flatten()),
+    "contiguous": lambda x, y: F.cross_entropy(
+        x[..., :-1, :].contiguous().view(-1, CLASSES), y[..., 1:].contiguous().view(-1), ignore_index=3
+    ),
+    "a prompt is cut": lambda x, y: F.cross_entropy(x[:, 2:17].reshape(-1, CLASSES), y[:, 3:].reshape(-1)),
+    "class weights": lambda x, y: F.cross_entropy(x[:, :-1].flatten(0, 1), y[:, 1:].flatten(), WEIGHT),
+    "strided": lambda x, y: F.cross_entropy(x.transpose(0, 1)[:, :-1].flatten(0, 1), y.T[:, 1:].flatten()),
+}
+LEFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "most is cut": lambda x, y: F.cross_entropy(x[:, :4].flatten(0, 1), y[:, :4].flatten()),
+    "smooth": lambda x, y: F.cross_entropy(x[:, :-1].flatten(0, 1), y[:, 1:].flatten(), label_smoothing=0.1),
+    "each": lambda x, y: F.cross_entropy(x[:, :-1].flatten(0, 1), y[:, 1:].flatten(), reduction="none").norm(),
+    "every other": lambda x, y: F.cross_entropy(x[:, ::2].flatten(0, 1), y[:, ::2].flatten()),
+    "classes are cut": lambda x, y: F.cross_entropy(x[:, :-1, :-1].flatten(0, 1), y[:, 1:].clamp(max=9).flatten()),
+    "the part is read again": lambda x, y: (
+        (z := x[:, :-1].flatten(0, 1)).mean() + F.cross_entropy(z, y[:, 1:].flatten())
+    ),
+}
+
+
+def sequences() -> tuple[Tensor, Tensor]:
+    x, y = batch()
+    return x.view(16, 18, FEATURES), y.view(16, 18).clamp(min=0)
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_sequences_are_not_cut_and_lengthened_again(name: str) -> None:
+    program = capture_as_eager(Head(CUTS[name]), sequences())
+    assert "aten.slice_backward.default" not in calls(program)
+    cut = [node for node in program.graph.nodes if node.target is aten.slice.Tensor and node.meta["val"].ndim == 3]
+    assert not cut
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_sequences_that_are_cut_otherwise_are_left(name: str) -> None:
+    program = capture_as_eager(Head(LEFT[name]), sequences())
+    assert "aten.constant_pad_nd.default" not in calls(program)
+
+
 def _both(z: Tensor, y: Tensor) -> Tensor:
     return F.nll_loss(z, y) * 2 + F.nll_loss(z, y.flip(0), reduction="sum")
 

@@ -28,7 +28,7 @@ from torch.fx import Node
 
 from paceline.errors import CaptureError
 from paceline.program import decompositions
-from paceline.program.cross_entropy import fuse_cross_entropy
+from paceline.program.cross_entropy import rewrite_cross_entropies
 from paceline.program.fake import fake_mode_for
 from paceline.program.loss import add_weight
 from paceline.program.program import Input, InputRole, Output, OutputRole, Program
@@ -268,7 +268,7 @@ def _read(graph_module: torch.fx.GraphModule, module: nn.Module, batch_names: tu
     tidy(program.graph)
     merge_tied_inputs(program, module)
     add_weight(program)
-    fuse_cross_entropy(program.graph)
+    rewrite_cross_entropies(program.graph)
     return program
 
 
