@@ -128,6 +128,8 @@ def _reductions() -> Calls:
     yield aten.sum.dim_IntList, bools(4, 6), [1]
     yield aten.sum.default, ints(9, 4, 6)
     yield aten.sum.default, rand()
+    yield aten.histc.default, x, 5, -1, 1
+    yield aten.histc.default, x, 5
     yield aten.count_nonzero.dim_IntList, bools(4, 6), [1]
     yield aten.count_nonzero.default, bools(4, 6)
     yield aten.mean.default, x

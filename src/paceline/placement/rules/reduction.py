@@ -54,6 +54,14 @@ def _count(call: Call) -> AxisRule:
     return _reduction(call, additive=True, linear=False)
 
 
+@rule(aten.histc.default)
+def _histogram(call: Call) -> AxisRule:
+    """Counts of a given range add up; where none is given it is that of the data."""
+    axes = numbered(len(call.inputs[0]))
+    given = call.arguments["min"] != call.arguments["max"]
+    return AxisRule((axes,), ((None,),), labels_in([axes]) if given else frozenset())
+
+
 @rule(aten.mean.default, aten.mean.dim)
 def _mean(call: Call) -> AxisRule:
     return _reduction(call, additive=False, linear=True)
