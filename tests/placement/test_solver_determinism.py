@@ -30,7 +30,7 @@ def fingerprint(placed: PlacedProgram) -> str:
             return f"{list(value.shape)} {value.stride()} {value.dtype}"
         return value.__name__ if callable(value) else str(value)
 
-    lines = [str(placed.placements), str(placed.reports)]
+    lines = [str(placed.placements)]
     for node in placed.program.graph.nodes:
         origins = node.meta.get("origins")
         lines.append(
@@ -45,20 +45,19 @@ def test_a_placement_depends_neither_on_the_process_nor_on_its_hashes() -> None:
         "from tests.placement.test_solver_determinism import MESHES, Mesh, fingerprint, place\n"
         "for mesh in MESHES: print(fingerprint(place(deep_program(2), Mesh.parse(mesh))))"
     )
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in ("1", "2")
-    ]
-    here = [fingerprint(place(deep_program(2), Mesh.parse(mesh))) for mesh in MESHES]
-    for process in started:
-        found, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        assert found.split() == here
+    command = [sys.executable, "-c", script]
+    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in ("1", "2")]
+    started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for env in environments]
+    try:
+        here = [fingerprint(place(deep_program(2), Mesh.parse(mesh))) for mesh in MESHES]
+        for process in started:
+            found, _ = process.communicate(timeout=300)
+            assert process.returncode == 0
+            assert found.split() == here
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2", "tp=2", "dp=2,tp=2"])

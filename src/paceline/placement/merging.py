@@ -16,10 +16,8 @@ from torch.fx import Node
 from paceline.placement.options import Option
 from paceline.placement.problem import Problem
 
-_HOPS = 3
 
-
-def classes(problem: Problem, options: Mapping[Node, Sequence[Option]], hops: int = _HOPS) -> dict[Node, int]:
+def classes(problem: Problem, options: Mapping[Node, Sequence[Option]], hops: int = 3) -> dict[Node, int]:
     """Return the class of each node; classes are numbered in the order in which they appear."""
     nodes = problem.nodes
     position = {node: number for number, node in enumerate(nodes)}
@@ -70,4 +68,4 @@ def _signatures(problem: Problem, options: Mapping[Node, Sequence[Option]]) -> I
         elif node.op == "get_attr":
             yield node.target, number
         else:
-            yield problem.kinds[node], number
+            yield problem.kinds[node], number, bool(node.meta.get("backward"))

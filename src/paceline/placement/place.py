@@ -104,7 +104,7 @@ def place(
         memory = None if plan.memory_bytes is None else plan.memory_bytes * later
         solution = solve(problem, choices, costs, memory)
         unknown.update(problem.unknown_operators())
-        program, along = lower(problem, solution, costs, regather=memory is not None)
+        program, along = lower(problem, solution, costs, regather=solution.regathers)
         placements = {item: (*placements[item], along[item]) for item in program.inputs}
         seconds = time.perf_counter() - began
         reports.append(

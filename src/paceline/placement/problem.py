@@ -12,7 +12,7 @@ from paceline.placement.calls import Kinds, Ref, resolve, results
 from paceline.placement.dimensions import Dimensions
 from paceline.placement.placements import REPLICATE, Placement, divides
 from paceline.placement.redistribute import is_redistribution
-from paceline.placement.rules import AxisRule, Call, MapRule, Rule, has_rule, rule_of
+from paceline.placement.rules import Call, MapRule, Rule, has_rule, rule_of
 from paceline.program.program import Input, InputRole, OutputRole, Program
 
 
@@ -55,6 +55,8 @@ class Problem:
         self.rules: dict[Node, Rule] = {node: rules[kind] for node, kind in self.kinds.items()}
         self._carried: dict[tuple[int, Placement], Placement | None] = {}
         made = {node: catalogue.results(node) for node in self.nodes}
+        self._chains: dict[Ref, int] = {}
+        self._chain_numbers: dict[tuple[int, ...], int] = {}
         self.tensors = [Ref(node, index) for node, values in made.items() for index in range(len(values))]
         self.shapes = [None if value is None else value[0] for values in made.values() for value in values]
         self._number_of = {ref: number for number, ref in enumerate(self.tensors)}
@@ -114,11 +116,27 @@ class Problem:
         out = self.carry(ref.node, self.along_chain(self.inputs[ref.node][0], placement))
         return REPLICATE if out is None else out
 
-    def axis_rule(self, node: Node) -> AxisRule:
-        """The rule of a node that is not structural."""
-        rule = self.rules[node]
-        assert isinstance(rule, AxisRule)
-        return rule
+    def broken(self, ref: Ref, placement: Placement) -> tuple[Ref, Placement] | None:
+        """The tensor on the chain to `ref` that must be replicated when its root has `placement`, and what it has."""
+        if not self.follows(ref.node):
+            return None
+        before = self.inputs[ref.node][0]
+        broken = self.broken(before, placement)
+        if broken is not None:
+            return broken
+        arrived = self.along_chain(before, placement)
+        return (before, arrived) if self.carry(ref.node, arrived) is None else None
+
+    def chain(self, ref: Ref) -> int:
+        """A number for the chain of structural operators that leads to a tensor; equal chains have equal numbers."""
+        if ref not in self._chains:
+            key = (
+                (self.chain(self.inputs[ref.node][0]), self.kinds[ref.node], ref.index)
+                if self.follows(ref.node)
+                else ()
+            )
+            self._chains[ref] = self._chain_numbers.setdefault(key, len(self._chain_numbers))
+        return self._chains[ref]
 
 
 def _makes_tensor(node: Node) -> bool:
