@@ -22,7 +22,7 @@ from tests.ranks import ranks
 
 
 class Pictures(nn.Module):
-    """Every way in which a picture's rows meet: strides, dilation, groups, borders, pools, resizing, shifts, cuts."""
+    """Every way in which rows meet: strides, dilation, groups, borders, norms, pools, resizing, shifts, cuts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,6 +31,7 @@ class Pictures(nn.Module):
         self.norm = nn.BatchNorm2d(8)
         self.deep = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2, padding_mode="reflect")
         self.down = nn.Conv2d(8, 12, 3, stride=2, padding=1, bias=False)
+        self.groups = nn.GroupNorm(3, 12)
         self.up = nn.ConvTranspose2d(12, 8, 3, stride=2, padding=1, output_padding=1)
         self.last = nn.Conv2d(16, 4, 1)
 
@@ -38,7 +39,7 @@ class Pictures(nn.Module):
         x = F.relu(self.norm(self.first(x)))  # [B, 8, 12, 12]
         kept = self.deep(x)
         x = F.max_pool2d(kept, 3, stride=1, padding=1)
-        x = self.up(F.gelu(self.down(x)))
+        x = self.up(F.gelu(self.groups(self.down(x))))
         x = F.avg_pool2d(x, 3, stride=1, padding=1) + x.roll((1, -2), (2, 3))
         x = F.pad(x, (1, 1, 3, 3))[:, :, 2:14, 1:13]
         x = self.last(torch.cat([x, kept], 1))

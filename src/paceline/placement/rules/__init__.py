@@ -13,6 +13,7 @@ from paceline.placement.rules import (  # noqa: F401  (importing a family regist
     convolution,
     creation,
     embedding,
+    group_norm,
     indexing,
     loss,
     nll,

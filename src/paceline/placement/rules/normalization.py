@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from paceline.placement.rules.rule import Axes, AxisRule, Call, Factors, Label, Strategy, einsum, rule
+from paceline.placement.rules.rule import Axes, AxisRule, Call, Label, einsum, rule
 from paceline.placement.rules.words import labels_in, named, numbered, replicated_where_absent, shape_of, slot, whole
 from paceline.program import operators  # noqa: F401  (registers torch.ops.paceline)
 
@@ -34,44 +32,6 @@ def _layer_norm_backward(call: Call) -> AxisRule:
     inputs = named(call, {"grad_out": rows, "input": rows, "mean": statistics, "rstd": statistics})
     parameters = whole(tuple(call["normalized_shape"]))
     return AxisRule(inputs, (rows,) + (parameters,) * (len(call.outputs) - 1), labels_in([rows]))
-
-
-def _group_norm_axes(call: Call) -> dict[str, Axes]:
-    """Channels are (group, member); groups may be split, whole."""
-    groups, channels = call["group"], call["C"]
-    channel = Factors((("g", groups), (None, channels // groups)))
-    spatial = (None,) * (len(shape_of(call, "input")) - 2)
-    return {
-        "input": ("n", channel, *spatial),
-        "grad_out": ("n", channel, *spatial),
-        "mean": ("n", "g"),
-        "rstd": ("n", "g"),
-        "weight": (channel,),
-        "bias": (channel,),
-    }
-
-
-def _localize_group_norm(arguments: dict[str, Any], strategy: Strategy, parts: int) -> dict[str, Any]:
-    match strategy.label:
-        case "n":
-            return {"N": arguments["N"] // parts}
-        case "g":
-            return {"C": arguments["C"] // parts, "group": arguments["group"] // parts}
-    return {}
-
-
-@rule(aten.native_group_norm.default)
-def _group_norm(call: Call) -> AxisRule:
-    axes = _group_norm_axes(call)
-    outputs = (axes["input"], axes["mean"], axes["rstd"])
-    return AxisRule(named(call, axes), outputs, frozenset("ng"), localize=_localize_group_norm)
-
-
-@rule(aten.native_group_norm_backward.default)
-def _group_norm_backward(call: Call) -> AxisRule:
-    axes = _group_norm_axes(call)
-    outputs = (axes["input"], axes["weight"], axes["bias"])
-    return AxisRule(named(call, axes), outputs, frozenset("ng"), localize=_localize_group_norm)
 
 
 def _sites(call: Call, name: str) -> Axes:
