@@ -158,10 +158,10 @@ class Convolutions(nn.Module):
 def test_halos_are_told_by_the_module_that_reads_them() -> None:
     found = explain(Convolutions(), (torch.zeros(2, 3, 32, 64),), Plan(Mesh.parse("hw=2")))
     halos = [item for item in found.transfers if item.kind == "halo" and not item.backward]
-    column = 2 * 32 * 4  # of a channel of 2 images of 32 rows, in float32
+    row = 2 * 64 * 4  # of a channel of 2 images of 64 columns, in float32
     assert [(item.name, item.source, item.bytes) for item in halos] == [
-        ("layers.0", Shard(3), 1 * 3 * column),
-        ("layers.2", Shard(3), 2 * 4 * column),
+        ("layers.0", Shard(2), 1 * 3 * row),
+        ("layers.2", Shard(2), 2 * 4 * row),
     ]
     (total,) = [total for total in found.totals if total.kind == "halo" and not total.backward]
     assert (total.tensors, total.collectives, total.bytes) == (2, 2, sum(item.bytes for item in halos))
