@@ -338,6 +338,11 @@ def _windows() -> Calls:
             yield getattr(aten, f"{name}_pad{x.ndim - 2}d").default, x, amounts
             padded = rand(4, 2, *(n + 2 for n in x.shape[2:]))
             yield getattr(aten, f"{name}_pad{x.ndim - 2}d_backward").default, padded, x, amounts
+    columns = [3, 3], [1, 1], [1, 1], [1, 1]
+    yield aten.im2col.default, rand(4, 2, 6, 6), *columns
+    yield aten.col2im.default, rand(4, 18, 36), [6, 6], *columns
+    yield aten.pixel_shuffle.default, rand(4, 8, 6, 6), 2
+    yield aten.pixel_unshuffle.default, rand(4, 2, 6, 12), 2
     pool, grad = ([2, 2, 2], [2, 2, 2], [0, 0, 0]), rand(4, 2, 2, 2, 2)
     yield aten.avg_pool3d.default, cube, *pool
     yield aten.avg_pool3d_backward.default, grad, cube, *pool, False, True, None

@@ -275,6 +275,37 @@ def test_unfolding(data: st.DataObject, parts: int) -> None:
     check(aten.unfold_backward.default, torch.randn_like(found), list(x.shape), 1, width, step, parts=parts, dim=1)
 
 
+@quick
+@given(st.data(), parts_of)
+def test_patches_as_columns(data: st.DataObject, parts: int) -> None:
+    draw = data.draw
+    kernel, stride, dilation, padding = (draw(st.integers(1, most)) for most in (3, 3, 2, 2))
+    size = parts * draw(st.integers(1, 4))
+    out = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    divisible(out, parts=parts)
+    dim = draw(st.integers(0, 1))
+    shape = [2, size, 4] if dim == 0 else [2, 4, size]
+    shape = [3, *shape] if draw(st.booleans()) else shape
+    windows = [[kernel, 2], [dilation, 1], [padding, 1], [stride, 2]]
+    windows = windows if dim == 0 else [pair[::-1] for pair in windows]
+    x = rand(*shape)
+    (columns,) = check(aten.im2col.default, x, *windows, parts=parts)
+    check(aten.col2im.default, torch.randn_like(columns), shape[-2:], *windows, parts=parts)
+
+
+def test_patches_as_columns_are_split_along_both_places() -> None:
+    windows = [3, 3], [1, 1], [1, 1], [1, 1]
+    for dim in (2, 3):
+        (columns,) = check(aten.im2col.default, rand(2, 3, 8, 4), *windows, parts=2, dim=dim)
+        check(aten.col2im.default, columns, [8, 4], *windows, parts=2, dim=dim)
+
+
+def test_patches_as_channels() -> None:
+    for shape in ((2, 12, 4, 6), (12, 4, 6)):
+        (spread,) = check(aten.pixel_shuffle.default, rand(*shape), 2, parts=2)
+        check(aten.pixel_unshuffle.default, spread, 2, parts=2)
+
+
 def test_what_is_near_costs_less_than_what_is_far() -> None:
     def sent(target: Any, *args: Any) -> int:
         rule = rule_of(instance(target, *args).call)

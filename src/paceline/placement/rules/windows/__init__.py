@@ -4,6 +4,7 @@ from paceline.placement.rules.windows import (  # noqa: F401  (importing a famil
     cutting,
     halo,
     padding,
+    patches,
     pooling,
     resizing,
     shifting,

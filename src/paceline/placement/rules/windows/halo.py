@@ -81,8 +81,10 @@ class Windows:
         return writer.call(aten.constant_pad_nd.default, x, around)
 
     def like(self, writer: Writer, x: Node) -> Node:
-        """Return a tensor of the shape that `take` gives, for operators that only look at that."""
-        return writer.call(aten.new_empty.default, x, self.resized(x.meta["val"].shape, writer.parts))
+        """Return a tensor of the shape that `take` gives, for operators that only look at that; x is not kept."""
+        value = x.meta["val"]
+        size = self.resized(value.shape, writer.parts)
+        return writer.call(aten.empty.memory_format, size, dtype=value.dtype, device=value.device)
 
     def resized(self, shape: Sequence[int], parts: int) -> list[int]:
         """Return the shape of a tensor whose rows are those that a rank needs."""
@@ -139,6 +141,7 @@ class Halos:
         write: Write,
         *,
         moved: Sequence[Shape],
+        given: Shard | None = None,
         outputs: Sequence[Placement] | None = None,
     ) -> None:
         """Offer to split the dimension of some windows.
@@ -148,7 +151,8 @@ class Halos:
             split: names of the tensors that are split, along that dimension; the others are whole.
             write: how it is done.
             moved: shapes of the whole tensors of which windows are taken, or to which they are added.
-            outputs: placements of the results, where they are not all split along that dimension.
+            given: how the tensors are split, where it is not along that dimension.
+            outputs: placements of the results, where they are not all split along it.
         """
         call, shard = self._call, Shard(windows.dim)
         if not windows.divides:
@@ -158,7 +162,7 @@ class Halos:
         placed = [shard] * len(call.outputs) if outputs is None else outputs
         self.extra += (
             Strategy(
-                tuple(shard if i in slots else REPLICATE for i in range(len(call.inputs))),
+                tuple((given or shard) if i in slots else REPLICATE for i in range(len(call.inputs))),
                 tuple(REPLICATE if shape is None else p for p, shape in zip(placed, call.outputs, strict=True)),
                 label,
             ),
