@@ -21,6 +21,7 @@ from paceline.placement.place import place
 from paceline.placement.placements import PARTIAL, REPLICATE, Shard
 from paceline.placement.redistribute import is_redistribution, redistribute, redistribution_of
 from paceline.placement.rules import has_rule
+from paceline.placement.windows import window, window_sum
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import capture
 from paceline.runtime import collectives
@@ -346,3 +347,33 @@ def test_torch_forgets_to_say_that_a_choice_against_a_number_is_pointwise() -> N
     for target in (torch.ops.aten.where.ScalarOther, torch.ops.aten.where.ScalarSelf, torch.ops.aten.where.Scalar):
         assert torch.Tag.pointwise not in target.tags
         assert has_rule(target)
+
+
+def test_what_the_backward_pass_reads_of_neighbours_is_not_all_asked_for_at_its_start() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Conv2d(2, 2, 3, padding=1) for _ in range(12)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x).square().mean()
+
+    placed = place(capture(Deep(), (torch.randn(2, 2, 8, 8),)), Mesh.parse("hw=2"))
+    backward = schedule(placed, Plan(Mesh.parse("hw=2"))).backward
+    assert backward is not None
+    under_way, most, started = 0, 0, 0
+    for node in backward.nodes:
+        if node.target in (window, window_sum):
+            started, under_way = started + 1, under_way + 1
+        elif node.target is collectives.wait and node.args[0].target in (window, window_sum):
+            under_way -= 1
+        most = max(most, under_way)
+    assert started >= 2 * 11 and 2 <= most <= 4
+
+
+def test_tracing_takes_resizing_apart_unless_it_is_told_not_to() -> None:
+    def run(m: Model, x: Tensor) -> Tensor:
+        return F.interpolate(m.a(x).view(2, 3, 2, 2), scale_factor=2, mode="bilinear").square().mean()
+
+    targets = {str(node.target) for node in capture(Model(run), (x(),)).graph.nodes}
+    assert "aten.upsample_bilinear2d.default" in targets and "aten._unsafe_index.Tensor" not in targets
