@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+
+from paceline.runtime.timing import processor
 
 _FILE_WIDTH = 140  # of tables that nobody's terminal limits
 _IDLE_LOAD = 0.5
@@ -17,7 +18,7 @@ _IDLE_LOAD = 0.5
 def machine() -> dict[str, Any]:
     """Return processor, cores that may be used, system, versions, and the load before the run."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -41,12 +42,3 @@ def warn_of_load(console: Console, machine: dict[str, Any]) -> None:
     """Say so where other work ran when the benchmark began."""
     if machine["load_before"] is not None and machine["load_before"] > _IDLE_LOAD:
         console.print(f"Other work ran on this machine (load {machine['load_before']:.1f}): these are no numbers.")
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -1,15 +1,18 @@
 """What operators and redistributions cost, in seconds, for the solver to compare.
 
-A roofline with round figures of one CPU core and loopback sockets. They rank strategies; they are not predictions.
+A roofline over the figures of a machine: they rank strategies, they are not predictions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import prod
+from typing import Self
 
 import torch
 
+from paceline.placement.machine import Machine
 from paceline.placement.placements import PARTIAL, REPLICATE, Placement, Shard
 from paceline.placement.redistribute import Collective, collective_of
 from paceline.placement.rules.rule import Call
@@ -17,17 +20,35 @@ from paceline.program import attention  # noqa: F401  (registers operators)
 
 aten = torch.ops.aten
 ours = torch.ops.paceline
+_UPDATE = 7
+"""Times that an optimizer touches a parameter: Adam reads it, its gradient and two moments, and writes three."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Coefficients: seconds per collective, per byte sent, per floating-point operation, per byte touched, per call."""
+    """Prices of one axis or of all. Those of links that nobody measured follow from `latency` and `per_byte_sent`.
+
+    Attributes:
+        latency: seconds of a collective, however little it sends.
+        per_byte_sent: seconds for a byte that leaves a rank.
+        machine: what operators, and collectives that were measured, take.
+        per_byte_held: seconds that a byte is worth which a rank need not hold for the backward pass, or for good.
+    """
 
     latency: float = 150e-6
     per_byte_sent: float = 1 / 1.2e9
-    per_flop: float = 1 / 45e9
-    per_byte_touched: float = 1 / 6e9
-    per_call: float = 3e-6
+    machine: Machine = field(default_factory=Machine)
+    per_byte_held: float = 0.0
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return round figures of one CPU core and loopback sockets: the same everywhere."""
+        return cls()
+
+    @classmethod
+    def of_machine(cls, machine: Machine) -> Self:
+        """Return the costs on a machine."""
+        return cls(machine=machine)
 
     def redistribution(
         self, nbytes: float, source: Placement, target: Placement, parts: int, *, itemsize: int = 4
@@ -41,34 +62,69 @@ class Costs:
             return 0.0
         if source == PARTIAL and itemsize < 4:
             nbytes *= 5 / itemsize
-        sent = (parts - 1) / parts * nbytes * self.per_byte_sent
-        touched = nbytes * self.per_byte_touched
-        match collective_of(source, target):
-            case None:
-                return self.per_call if source == REPLICATE else touched
-            case Collective.ALL_REDUCE:
-                return self.latency + 2 * sent
-            case Collective.REDUCE_SCATTER:
-                return self.latency + sent + touched
-            case Collective.ALL_TO_ALL:
-                return self.latency + (sent + 2 * touched) / parts
-            case Collective.ALL_GATHER:
-                contiguous = target == REPLICATE and isinstance(source, Shard) and (source.dim, source.blocks) == (0, 1)
-                return self.latency + sent + (0.0 if contiguous else touched)
+        kind = collective_of(source, target)
+        if kind is None:
+            return self.machine.per_call if source == REPLICATE else self._touching(nbytes)
+        return self._collective(kind, nbytes, parts) + self._packing(kind, nbytes, source, target, parts)
 
     def operator(self, call: Call, inputs: tuple[Placement, ...], outputs: tuple[Placement, ...], parts: int) -> float:
         """Cost of running a call on one rank's pieces."""
         if call.target in _FREE:
             return 0.0
-        divided = any(isinstance(placement, Shard) for placement in (*inputs, *outputs))
-        flops = matmul_flops(call) / (parts if divided else 1)
         touched = 0.0
         for shape, dtype, placement in zip(call.inputs, call.dtypes, inputs, strict=True):
-            touched += prod(shape) * dtype.itemsize / (1 if placement in (REPLICATE, PARTIAL) else parts)
+            touched += prod(shape) * dtype.itemsize / (parts if isinstance(placement, Shard) else 1)
         for out, out_dtype, placement in zip(call.outputs, call.output_dtypes, outputs, strict=True):
             if out is not None and out_dtype is not None:
-                touched += prod(out) * out_dtype.itemsize / (1 if not isinstance(placement, Shard) else parts)
-        return self.per_call + flops * self.per_flop + touched * self.per_byte_touched
+                touched += prod(out) * out_dtype.itemsize / (parts if isinstance(placement, Shard) else 1)
+        return self.machine.per_call + self._products(call, (*inputs, *outputs), parts) + self._touching(touched)
+
+    def update(self, nbytes: float) -> float:
+        """Cost of an optimizer's update of so many bytes of parameters, which every rank that holds them makes."""
+        return self._touching(_UPDATE * nbytes)
+
+    def _collective(self, kind: Collective, nbytes: float, parts: int) -> float:
+        measured = self.machine.links.get(parts)
+        if measured is not None:
+            return measured[kind].seconds(nbytes)
+        sent = (parts - 1) / parts * nbytes
+        if kind is Collective.ALL_REDUCE:
+            sent *= 2
+        elif kind is Collective.ALL_TO_ALL:
+            sent /= parts
+        return self.latency + sent * self.per_byte_sent
+
+    def _packing(self, kind: Collective, nbytes: float, source: Placement, target: Placement, parts: int) -> float:
+        """Cost of putting pieces in order before they are sent, or after they have come."""
+        match kind:
+            case Collective.ALL_REDUCE:
+                return 0.0
+            case Collective.ALL_TO_ALL:
+                return self._touching(2 * nbytes / parts)
+            case Collective.ALL_GATHER if target == REPLICATE and source == Shard(0):
+                return 0.0  # they lie in order as they come
+        return self._touching(nbytes)
+
+    def _products(self, call: Call, placements: Sequence[Placement], parts: int) -> float:
+        flops = matmul_flops(call)
+        if not flops:
+            return 0.0
+        split = [placement for placement in placements if isinstance(placement, Shard)]
+        count: float = _products_in(call)
+        if split:
+            flops /= parts
+            if count > 1 and any(placement.dim in _BATCH[call.target] for placement in split):
+                count /= parts
+        return flops / self._rate(call, flops / count)
+
+    def _rate(self, call: Call, flops: float) -> float:
+        itemsize = max(dtype.itemsize for dtype in call.dtypes)
+        if itemsize <= 2:
+            return self.machine.half_products.rate(flops)
+        return self.machine.products.rate(flops) * (4 / itemsize)
+
+    def _touching(self, nbytes: float) -> float:
+        return self.machine.touching.seconds(nbytes)
 
 
 _ATTENTION = {
@@ -103,3 +159,12 @@ def matmul_flops(call: Call) -> float:
         case target if target in _ATTENTION_BACKWARD:
             return 10.0 * prod(shapes[0]) * shapes[2][2]
     return 0.0
+
+
+_BATCH = {aten.bmm.default: (0,), **dict.fromkeys(_ATTENTION | _ATTENTION_BACKWARD, (0, 1))}
+"""Dimensions over which a call makes one product after the other."""
+
+
+def _products_in(call: Call) -> int:
+    """How many products a call makes one after the other."""
+    return prod(call.inputs[0][: len(_BATCH.get(call.target, ()))]) or 1

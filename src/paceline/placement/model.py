@@ -71,6 +71,9 @@ class Model:
         for number, edge in enumerate(edges.all):
             self._connect(number, edge)
         self._charge_breaks()
+        if costs.per_byte_held:
+            for variable, nbytes in self.held():
+                self.program.costs[variable] += costs.per_byte_held * nbytes
         if limit is not None:
             self.program.constrain([(variable, nbytes / limit) for variable, nbytes in self.held()], -math.inf, 1.0)
 

@@ -131,10 +131,19 @@ class _Choice:
         if node.op == "get_attr":
             return [Option(Strategy((), (REPLICATE,)), 0.0)]
         if node.op == "placeholder":
-            return [Option(Strategy((), (placement,)), 0.0) for placement in self._of_input(node)]
+            return [
+                Option(Strategy((), (placement,)), self._update(node, placement)) for placement in self._of_input(node)
+            ]
         return [
             Option(strategy, _cost(self.problem, node, strategy, self.costs)) for strategy in self._strategies_of(node)
         ]
+
+    def _update(self, node: Node, placement: Placement) -> float:
+        """Cost of an optimizer's update of a parameter: a rank updates all that it holds."""
+        if self.problem.input_of[node].role is not InputRole.PARAMETER or not self.problem.program.training:
+            return 0.0
+        share = self.problem.parts if isinstance(placement, Shard) else 1
+        return self.costs.update(Ref(node, 0).bytes / share)
 
     def _of_input(self, node: Node) -> list[Placement]:
         if node in self.fixed:

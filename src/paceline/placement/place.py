@@ -67,6 +67,7 @@ def place(
     *,
     split_batch: bool = True,
     held: Mapping[Input, tuple[Placement, ...]] | None = None,
+    costs: Costs | None = None,
 ) -> PlacedProgram:
     """Place a captured program on a mesh.
 
@@ -76,6 +77,7 @@ def place(
             Its pins are what parameters must be, and its memory is what a rank may hold.
         split_batch: False computes the whole batch on every rank, for one that is too small to divide.
         held: how ranks hold parameters and buffers already, along each axis; those of another program of the module.
+        costs: of operators and redistributions; round figures by default.
 
     Raises:
         PlanError: a dimension of the batch does not divide; the message names sizes that do.
@@ -91,7 +93,7 @@ def place(
     fixed = pinned(program, plan.pins, mesh.names)
     for position, axis in enumerate(mesh.names):
         fixed[axis] |= {item: along[position] for item, along in (held or {}).items()}
-    costs = Costs()
+    costs = costs or Costs.default()
     placements: dict[Input, tuple[Placement, ...]] = {item: () for item in program.inputs}
     reports, unknown = [], set()
     later = mesh.size

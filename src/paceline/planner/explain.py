@@ -17,8 +17,10 @@ from paceline.planner.transfers import per_block, totals, transfers
 from paceline.program.build import Factory, build, checked_batch
 from paceline.program.capture import Batch, capture
 from paceline.program.program import InputRole, OutputRole, Program
+from paceline.runtime.figures import known_costs
 from paceline.runtime.passes.communicate import communicate
 from paceline.runtime.planning import in_modes, training_modes
+from paceline.runtime.program_cache import default_directory
 from paceline.runtime.step import cut
 
 ADAMW = ("AdamW", 2)
@@ -54,7 +56,8 @@ def explain(
         program = capture(module, batch, autocast=autocast)
     captured_at = time.perf_counter()
     tell("placing it")
-    placed = place(program, plan)
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    placed = place(program, plan, costs=known_costs(device, default_directory()))
     placed_at = time.perf_counter()
     tell("reading what it came to")
     held = _held(program, placed)  # before the program is used up

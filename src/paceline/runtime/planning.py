@@ -17,6 +17,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from paceline.placement.costs import Costs
 from paceline.placement.place import place
 from paceline.placement.placements import Placement
 from paceline.plan import Plan
@@ -24,6 +25,7 @@ from paceline.program.capture import Batch, capture
 from paceline.program.fingerprint import fingerprint
 from paceline.program.precision import lift
 from paceline.program.program import Input, InputRole, Program
+from paceline.runtime.figures import costs_of
 from paceline.runtime.hollow import Hollow
 from paceline.runtime.peers import Peers, Stored
 from paceline.runtime.program_cache import ProgramCache, default_directory
@@ -58,6 +60,7 @@ class Planner:
         self._cache = ProgramCache(default_directory())
         self._steps: dict[Any, Step] = {}
         self._held: dict[Input, tuple[Placement, ...]] = {}
+        self._costs: Costs | None = None
         self._capture_s = self._place_s = 0.0
         self.startups: list[Startup] = []
         self.hollow = Hollow()
@@ -86,6 +89,8 @@ class Planner:
 
     def _make(self, batch: Batch, training: bool, split: bool) -> Step:
         began = time.perf_counter()
+        if self._costs is None:
+            self._costs = costs_of(self._peers, self._plan, self._cache.directory)
         data, constants = self._peers.from_leader(lambda: self._stored(batch, training, split))
         # Every rank, rank 0 too, runs what was stored: there is one plan.
         step = step_from_json(data, constants, fakes=self._plan.compile)
@@ -118,7 +123,8 @@ class Planner:
         if self._lifted:
             program = lift(program)
         captured = time.perf_counter()
-        step = schedule(place(program, self._plan, split_batch=split, held=self._held), self._plan)
+        placed = place(program, self._plan, split_batch=split, held=self._held, costs=self._costs)
+        step = schedule(placed, self._plan)
         self._capture_s, self._place_s = captured - began, time.perf_counter() - captured
         if step.unknown_operators:
             _log.warning("no rule for %s: every rank computes them whole", ", ".join(step.unknown_operators))

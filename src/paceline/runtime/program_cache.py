@@ -85,7 +85,7 @@ class ProgramCache:
             if not _is_ours(self.directory.stat()):
                 _log.warning("program cache %s is not read: others may write to it (chmod 700)", self.directory)
                 return None
-            content = _read_ours(path)
+            content = read_ours(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -141,7 +141,7 @@ class ProgramCache:
             if not _is_ours(self.directory.stat()):
                 _log.warning("program cache %s is not used: others may write to it (chmod 700)", self.directory)
                 return False
-            _write_atomically(path, content)
+            write_atomically(path, content)
             self._trim(keep=path)
         except OSError as error:
             _log.warning("the program is not cached: %s", error)
@@ -184,7 +184,7 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _read_ours(path: Path) -> bytes | None:
+def read_ours(path: Path) -> bytes | None:
     """Return the content, or None when it is not a plain file of ours; checked on the open file, which stays one."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as file:
@@ -192,7 +192,8 @@ def _read_ours(path: Path) -> bytes | None:
         return file.read() if stat.S_ISREG(status.st_mode) and _is_ours(status) else None
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; only its owner may read it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".tmp")  # mode 0600
     try:
         with open(descriptor, "wb") as file:
