@@ -28,6 +28,10 @@ class PlacementError(PacelineError):
     """No legal placement exists, or a placed program is inconsistent."""
 
 
+class ScheduleError(PacelineError):
+    """A schedule of a pipeline that does not fit its ranks and micro-batches, or that is wrong."""
+
+
 class SerializationError(PacelineError):
     """A program that cannot be written to disk, or a stored one that cannot be read."""
 
