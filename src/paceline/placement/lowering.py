@@ -106,6 +106,7 @@ class _Lowering:
             "backward": self._is_for_backward(ref.node),
             "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
             "rematerialize": self.regather and collective_of(source, target) is Collective.ALL_GATHER,
+            "sequence": self.reading.meta.get("sequence"),
             ORIGINS: (origins_of(ref.node)[ref.index].along(target),),
         }
         return new

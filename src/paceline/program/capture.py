@@ -327,6 +327,8 @@ def _keep_our_meta(node: Node) -> None:
         "backward": node.meta.get("partitioner_tag") == "is_backward",
         "module": custom.get(_MODULE, ""),
         "rematerialize": bool(custom.get(_RECOMPUTE)) and node.meta.get("partitioner_tag") != "is_backward",
+        # Sums of gradients carry the number of the call that came last, which they are no part of.
+        "sequence": None if node.meta.get("is_gradient_acc") else node.meta.get("seq_nr"),
     }
     if "val" in node.meta:
         kept["val"] = node.meta["val"]

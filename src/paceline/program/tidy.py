@@ -80,7 +80,7 @@ def merge_tied_inputs(program: Program, module: nn.Module) -> None:
                 results[merged] = node
             elif merged.role is OutputRole.GRADIENT:
                 total = graph.call_function(aten.add.Tensor, (results[merged], node))
-                total.meta = {**node.meta, "backward": True}
+                total.meta = {**node.meta, "backward": True, "sequence": None}
                 results[merged] = total
     program.outputs = tuple(results)
     program.output_node.args = (tuple(results.values()),)
