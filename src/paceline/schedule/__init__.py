@@ -6,5 +6,8 @@ knows nothing of PyTorch or of the model: stages are numbers, and durations are 
 """
 
 from paceline.schedule.actions import Action, Edges, Op, Payload, Schedule
+from paceline.schedule.evaluation import evaluation
+from paceline.schedule.kinds import Kind, make
+from paceline.schedule.messages import communicate
 
-__all__ = ["Action", "Edges", "Op", "Payload", "Schedule"]
+__all__ = ["Action", "Edges", "Kind", "Op", "Payload", "Schedule", "communicate", "evaluation", "make"]
