@@ -9,5 +9,18 @@ from paceline.schedule.actions import Action, Edges, Op, Payload, Schedule
 from paceline.schedule.evaluation import evaluation
 from paceline.schedule.kinds import Kind, make
 from paceline.schedule.messages import communicate
+from paceline.schedule.validate import Account, validate
 
-__all__ = ["Action", "Edges", "Kind", "Op", "Payload", "Schedule", "communicate", "evaluation", "make"]
+__all__ = [
+    "Account",
+    "Action",
+    "Edges",
+    "Kind",
+    "Op",
+    "Payload",
+    "Schedule",
+    "communicate",
+    "evaluation",
+    "make",
+    "validate",
+]
