@@ -51,8 +51,9 @@ class Program:
     Attributes:
         graph: ATen calls in execution order. Placeholders stand in the order of `inputs`, the output node's values in
             the order of `outputs`. `node.meta` holds `val` (fake tensor), `backward` (bool), `module` (path of the
-            user's module), `rematerialize` (True inside `torch.utils.checkpoint`) and `sequence` (a number that autograd
-            gives to what is differentiated as one: the same for a call and its backward calls; None where unknown).
+            user's module), `rematerialize` (True inside `torch.utils.checkpoint`) and `sequence` (the number that
+            autograd gives to what is differentiated as one: the same for a call and its backward calls; None where it
+            is not known).
         inputs: what the placeholders are.
         outputs: what the outputs are; the loss is first, its weight second where there is one.
         constants: tensors that tracing lifted out of the user's code, by the name that `get_attr` nodes use.

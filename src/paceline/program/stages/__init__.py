@@ -4,6 +4,7 @@ The joint graph is cut as it is and nothing is differentiated again. This room k
 or processes.
 """
 
+from paceline.program.stages.cut import cut
 from paceline.program.stages.pipeline import Part, Pipeline, Stage
 
-__all__ = ["Part", "Pipeline", "Stage"]
+__all__ = ["Part", "Pipeline", "Stage", "cut"]

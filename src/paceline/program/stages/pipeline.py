@@ -63,7 +63,8 @@ class Pipeline:
 
     Attributes:
         stages: in the order of the forward pass.
-        forward_edges: for a pair of stages (source, target), names of the values sent, in order. Values may skip stages.
+        forward_edges: for a pair of stages (source, target), names of the values sent, in order. Values may skip
+            stages.
         backward_edges: the same for gradients and, rarely, values that an earlier stage's backward pass needs.
         inputs: what the placeholders of the joint graph are, by name.
         values: the fake tensor of every name above.

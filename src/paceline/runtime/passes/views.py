@@ -1,4 +1,4 @@
-"""Which calls share memory with their input, by the operator's own schema: free to repeat and to move."""
+"""Who sees the memory of a tensor."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
-
-def is_view(node: Node) -> bool:
-    """Whether a result of the call may alias an input (`reshape` does, when it can)."""
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    schema = node.target._schema
-    return not schema.is_mutable and any(result.alias_info is not None for result in schema.returns)
+from paceline.program.views import is_view
 
 
 def is_fresh(node: Node) -> bool:
@@ -30,3 +22,6 @@ def is_fresh(node: Node) -> bool:
     if is_view(node):
         return len(node.all_input_nodes) == 1 and is_fresh(node.all_input_nodes[0])
     return isinstance(node.target, torch._ops.OpOverload)
+
+
+__all__ = ["is_fresh", "is_view"]

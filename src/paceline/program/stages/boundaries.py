@@ -1,0 +1,90 @@
+"""Cuts that a user names, and cuts of an earlier pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch.fx import Node
+
+from paceline.errors import PlanError, nearest
+from paceline.program.stages.groups import Group, groups_of
+from paceline.program.stages.pipeline import Pipeline
+
+_OTHER = (
+    "the program of micro-batches of another shape has other operators: it cannot be cut into {count} stages where the "
+    "first was. Choose micro-batches that are all of one shape."
+)
+
+
+def at_modules(groups: Sequence[Group], modules: Sequence[str], count: int) -> tuple[int, ...]:
+    """Return the groups with which stages begin, where each begins with the first call of a module.
+
+    Raises:
+        PlanError: a module is unknown or calls nothing, or stages cannot be separated there.
+    """
+    if len(modules) != count - 1:
+        raise PlanError(
+            f"{count} stages have {count - 1} boundaries, and {len(modules)} were given: {', '.join(modules)}. Name "
+            "the modules with which stages 1 and up begin."
+        )
+    number_of = groups_of(groups)
+    starts = tuple(number_of[_first(number_of, name)] for name in modules)
+    for before, here, name in zip((0, *starts), starts, modules, strict=False):
+        if here <= before:
+            raise PlanError(f"no stage can begin with the module '{name}': {_reason(groups[here], before, here)}")
+    return starts
+
+
+def at_nodes(groups: Sequence[Group], names: Sequence[str], count: int) -> tuple[int, ...]:
+    """Return the groups that begin with nodes of these names.
+
+    Raises:
+        PlanError: the program has no such nodes at beginnings of groups, or they are not as many as asked for.
+    """
+    begins = {group.nodes[0].name: number for number, group in enumerate(groups)}
+    if len(names) != count - 1 or any(name not in begins for name in names):
+        raise PlanError(_OTHER.format(count=count))
+    return tuple(begins[name] for name in names)
+
+
+def check_same(pipeline: Pipeline, model: Pipeline) -> None:
+    """Check that two pipelines differ in shapes only.
+
+    Raises:
+        PlanError: their parts have other operators, or other values pass between them.
+    """
+    if _form(pipeline) != _form(model):
+        raise PlanError(_OTHER.format(count=len(model.stages)))
+
+
+def _form(pipeline: Pipeline) -> list[object]:
+    parts = [part for stage in pipeline.stages for part in (stage.forward, stage.backward) if part is not None]
+    calls = [[(node.op, str(node.target)) for node in part.graph.nodes] for part in parts]
+    ends = [(part.inputs, part.outputs) for part in parts]
+    return [calls, ends, pipeline.forward_edges, pipeline.backward_edges]
+
+
+def _first(nodes: Iterable[Node], module: str) -> Node:
+    known: dict[str, None] = {}
+    for node in nodes:
+        path = str(node.meta.get("module") or "")
+        if path == module or path.startswith(f"{module}."):
+            return node
+        parts = path.split(".")
+        known.update((".".join(parts[:length]), None) for length in range(1, len(parts) + 1))
+    raise PlanError(
+        f"no operator of the program is called by a module '{module}'.{nearest(module, known)} Modules with operators "
+        f"are {', '.join(list(known)[:20])}{', ...' if len(known) > 20 else ''}."
+    )
+
+
+def _reason(group: Group, before: int, here: int) -> str:
+    if group.buffers:
+        names = ", ".join(f"'{name}'" for name in group.buffers)
+        return (
+            f"the buffer {names} is read and changed on both sides of it, and must be in one stage. Choose another "
+            "boundary."
+        )
+    if here < before:
+        return "it is called before the module that the stage before begins with. Name modules in the order of calls."
+    return "nothing that can be separated from it is called before it in that stage. Choose another boundary."

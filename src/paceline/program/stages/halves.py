@@ -1,0 +1,84 @@
+"""The backward pass of a stage in two halves: what other stages wait for, and the gradients of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from paceline.program.stages.extract import extract, needed
+from paceline.program.stages.kinds import is_cheap
+from paceline.program.stages.pipeline import Part
+from paceline.program.stages.reading import Reading
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two parts, and what the first leaves for the second."""
+
+    input: Part
+    weight: Part
+    kept: tuple[Node, ...]
+
+
+def halve(reading: Reading, sent: Sequence[Node], gradients: Mapping[str, Node], given: Collection[Node]) -> Halves:
+    """Split the backward pass of a stage that makes gradients and what it sends.
+
+    The second half makes what nobody waits for: gradients that lead to parameters of one forward call only. So the
+    first stage, which sends nothing, has two halves as well.
+    """
+    making = needed([*sent, *gradients.values()], given)
+    later = _later(reading, making, needed(sent, given), gradients)
+    first = {node for node in making if reading.is_gradient(node) and node not in later}
+    by_first = needed([*sent, *first], given) if first or sent else set()
+    kept = _kept(reading, later, gradients.values(), first, by_first, given)
+    ordered = sorted(kept, key=reading.order.__getitem__)
+    return Halves(
+        extract(reading, [*sent, *ordered], given, backward=True),
+        extract(reading, gradients.values(), {*given, *kept}, backward=True),
+        tuple(ordered),
+    )
+
+
+def _later(reading: Reading, making: set[Node], for_others: set[Node], gradients: Mapping[str, Node]) -> set[Node]:
+    """Return the gradients that lead to parameters of one forward call, and that nobody waits for."""
+    leads: dict[Node, set[str]] = {node: set() for node in making}
+    for name, node in gradients.items():
+        leads.setdefault(node, set()).add(name)
+    found = set()
+    for node in sorted(making, key=reading.order.__getitem__, reverse=True):
+        for user in node.users:
+            leads[node] |= leads[user] if user in making else set()
+        readers = [reading.readers.get(name, frozenset()) for name in leads[node]]
+        if reading.is_gradient(node) and node not in for_others and (len(readers) == 1 or _common(readers)):
+            found.add(node)
+    return found
+
+
+def _common(readers: Sequence[frozenset[Node]]) -> frozenset[Node]:
+    return readers[0].intersection(*readers[1:]) if readers else frozenset()
+
+
+def _kept(
+    reading: Reading,
+    later: set[Node],
+    gradients: Iterable[Node],
+    first: set[Node],
+    by_first: set[Node],
+    given: Collection[Node],
+) -> set[Node]:
+    kept = set()
+    waiting = [*gradients, *(source for node in later for source in node.all_input_nodes)]
+    seen = set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in given or node in later or node.op == "placeholder":
+            continue
+        seen.add(node)
+        again = not reading.is_gradient(node) and (is_cheap(node) or not node.all_input_nodes)
+        if node in first or (node in by_first and not again):
+            kept.add(node)
+        else:
+            waiting += node.all_input_nodes
+    return kept
