@@ -10,6 +10,8 @@ from typer.core import TyperGroup
 from paceline import __version__
 from paceline.cli.bench import bench
 from paceline.cli.plan import plan
+from paceline.cli.schedule import HELP as SCHEDULE_HELP
+from paceline.cli.schedule import schedule
 from paceline.cli.train import train
 from paceline.cli.verify import verify
 from paceline.errors import PacelineError
@@ -67,6 +69,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(verify)
 app.command()(plan)
+app.command(help=SCHEDULE_HELP)(schedule)
 app.command()(bench)
 
 
