@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from paceline.placement.calls import resolve
 from paceline.placement.constraints import pinned
 from paceline.placement.costs import Costs
 from paceline.placement.dimensions import batch_size, dimensions
@@ -13,7 +14,8 @@ from paceline.placement.fitting import check_batch, check_dimensions
 from paceline.placement.intents import intent_of
 from paceline.placement.lowering import lower
 from paceline.placement.options import options
-from paceline.placement.placements import Placement, Shape, global_shape
+from paceline.placement.origins import ORIGINS, origins_of
+from paceline.placement.placements import REPLICATE, Placement, Shape, global_shape
 from paceline.placement.problem import Problem
 from paceline.placement.solver import solve
 from paceline.plan import Axis, Mesh, Plan
@@ -42,7 +44,7 @@ class PlacedProgram:
         mesh: the axes it was placed on.
         placements: for each input, its placement along each axis, outermost first.
         unknown_operators: operators without a rule, which every rank computes whole.
-        reports: the solver's account, one per axis.
+        reports: the solver's account, one per axis of several ranks.
     """
 
     program: Program
@@ -98,6 +100,10 @@ def place(
     reports, unknown = [], set()
     later = mesh.size
     for axis, parts in mesh.axes:
+        if parts == 1:
+            program = _on_one_rank(program)
+            placements = {item: (*along, REPLICATE) for item, along in placements.items()}
+            continue
         began = time.perf_counter()
         later //= parts
         problem = Problem(program, axis, parts, meanings)
@@ -113,3 +119,15 @@ def place(
             AxisReport(axis, solution.objective_s, solution.bound_s, solution.classes, solution.variables, seconds)
         )
     return PlacedProgram(program, mesh, placements, tuple(sorted(unknown)), tuple(reports))
+
+
+def _on_one_rank(program: Program) -> Program:
+    """Return the program along an axis of one rank, where all is whole and nothing moves, whatever the axis is for."""
+    program = program.copy()
+    for node in program.graph.nodes:
+        ref = resolve(node)
+        if ref.node is not node:
+            node.meta[ORIGINS] = (origins_of(ref.node)[ref.index],)
+        elif node.op != "output":
+            node.meta[ORIGINS] = tuple(origin.along(REPLICATE) for origin in origins_of(node))
+    return program
