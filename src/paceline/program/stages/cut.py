@@ -12,6 +12,7 @@ from paceline.program.stages.assign import assign
 from paceline.program.stages.boundaries import at_modules, at_nodes, check_same
 from paceline.program.stages.choose import choose, weigh
 from paceline.program.stages.groups import groups
+from paceline.program.stages.homes import at_homes
 from paceline.program.stages.pipeline import Pipeline
 from paceline.program.stages.prepare import prepare
 from paceline.program.stages.reading import Reading
@@ -40,7 +41,8 @@ def cut(
         seconds_of: how long a call takes.
         memory_bytes: what a stage may hold: its parameters, gradients and moments of an optimizer, and what it saves
             for one micro-batch.
-        same_as: the pipeline of the same module for micro-batches of another shape, to be cut at the same calls.
+        same_as: the pipeline of the same module for micro-batches of another shape, or for evaluation: each stage reads
+            the parameters that it reads there.
 
     Raises:
         PlanError: the program cannot be cut so; the message says what can be.
@@ -52,7 +54,8 @@ def cut(
     together = groups(reading, copies)
     weights = weigh(reading, together, seconds_of)
     if same_as is not None:
-        starts = at_nodes(together, same_as.cuts, count)
+        homes = at_homes(reading, together, same_as)
+        starts = at_nodes(together, same_as.cuts, count) if homes is None else homes
     elif boundaries:
         starts = at_modules(together, boundaries, count)
     else:
@@ -60,6 +63,6 @@ def cut(
     assignment = assign(reading, together, starts)
     cuts = tuple(together[start].nodes[0].name for start in starts)
     pipeline = Writer(reading, assignment, copies).pipeline(cuts, seconds_of, split_backward=split_backward)
-    if same_as is not None:
+    if same_as is not None and homes is None:
         check_same(pipeline, same_as)
     return pipeline

@@ -19,7 +19,6 @@ class Needs:
     """What the parts of each stage need.
 
     Attributes:
-        forward_edges, backward_edges: for each pair of stages (source, target), the values sent.
         saved: for each stage, the values that it saves.
     """
 
@@ -28,8 +27,8 @@ class Needs:
         self._stage = assignment.stage
         self._made: set[tuple[Node, int]] = set()
         self._made_in_backward: set[tuple[Node, int]] = set()
-        self.forward_edges: dict[Edge, set[Node]] = {}
-        self.backward_edges: dict[Edge, set[Node]] = {}
+        self._to_later: dict[Node, set[int]] = {}
+        self._to_earlier: dict[Node, set[int]] = {}
         self.saved: list[set[Node]] = [set() for _ in range(assignment.count)]
 
     def of_outputs(self, stage: int, outputs: Iterable[Node]) -> None:
@@ -42,6 +41,26 @@ class Needs:
         for node in gradients:
             self._backward(node, stage)
 
+    @property
+    def forward_edges(self) -> dict[Edge, set[Node]]:
+        """For each pair of stages (source, target), the values sent in the forward pass."""
+        return self._relayed(self._to_later, reverse=False)
+
+    @property
+    def backward_edges(self) -> dict[Edge, set[Node]]:
+        """For each pair of stages (source, target), the values sent in the backward pass."""
+        return self._relayed(self._to_earlier, reverse=True)
+
+    def _relayed(self, targets: dict[Node, set[int]], *, reverse: bool) -> dict[Edge, set[Node]]:
+        """A value that several stages read is passed on from one to the next: so few pairs of stages talk."""
+        edges: dict[Edge, set[Node]] = {}
+        for node, stages in targets.items():
+            source = self._stage[node]
+            for target in sorted(stages, reverse=reverse):
+                edges.setdefault((source, target), set()).add(node)
+                source = target
+        return edges
+
     def _forward(self, node: Node, stage: int) -> None:
         """Note that the forward pass of a stage returns a value."""
         waiting = [(node, stage)]
@@ -52,17 +71,17 @@ class Needs:
             made = self._stage[node]
             if made != stage:
                 assert made < stage, f"'{node.name}' of stage {made} is read by the forward pass of stage {stage}"
-                waiting.append((self._send(self.forward_edges, node, made, stage), made))
+                waiting.append((self._send(self._to_later, node, stage), made))
             elif (node, stage) not in self._made:
                 self._made.add((node, stage))
                 waiting += [(source, stage) for source in node.all_input_nodes]
 
-    def _send(self, edges: dict[Edge, set[Node]], node: Node, source: int, target: int) -> Node:
+    def _send(self, targets: dict[Node, set[int]], node: Node, stage: int) -> Node:
+        """Note that a value is sent to a stage, and return what is sent for it."""
         root = self._reading.root(node)
-        if self._stage[root] != source:
-            root = node
-        edges.setdefault((source, target), set()).add(root)
-        return root
+        sent = root if self._stage[root] == self._stage[node] else node
+        targets.setdefault(sent, set()).add(stage)
+        return sent
 
     def _backward(self, node: Node, stage: int) -> None:
         """Note that the backward pass of a stage reads a value, or returns it."""
@@ -74,7 +93,7 @@ class Needs:
                 continue
             if self._reading.is_gradient(node) and made != stage:
                 assert made > stage, f"'{node.name}' of stage {made} is read by the backward pass of stage {stage}"
-                waiting.append((self._send(self.backward_edges, node, made, stage), made))
+                waiting.append((self._send(self._to_earlier, node, stage), made))
             elif not self._reading.is_gradient(node) and not self._is_made_again(node, stage):
                 self._keep(node, stage)
             elif (node, stage) not in self._made_in_backward:
@@ -94,7 +113,7 @@ class Needs:
     def _keep(self, node: Node, stage: int) -> None:
         made = self._stage.get(node, stage)
         if made > stage:  # it is sent with the gradients
-            self.backward_edges.setdefault((made, stage), set()).add(node)
+            self._to_earlier.setdefault(node, set()).add(stage)
             self.saved[made].add(node)
             self._forward(node, made)
         else:

@@ -23,6 +23,10 @@ def partial_gradients(reading: Reading, assignment: Assignment) -> list[dict[str
     found: list[dict[str, Node]] = [{} for _ in range(assignment.count)]
     for output, result in reading.result_of.items():
         if output.role is OutputRole.GRADIENT:
+            stage = assignment.stage.get(result)
+            if assignment.holders.get(output.name) == {stage} and stage is not None:
+                found[stage][output.name] = result
+                continue
             for stage, node in _Terms(reading, assignment, output.name).of(result).items():
                 found[stage][output.name] = node
     return found

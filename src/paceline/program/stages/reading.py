@@ -11,8 +11,8 @@ from paceline.program.random import is_random
 from paceline.program.stages.kinds import bytes_of, is_call, is_light, is_reshape
 from paceline.program.stages.seconds import is_heavy
 
-_LONGEST = 32
-"""Calls that may lie between the batch and a value that every stage makes for itself."""
+_MOST = 48
+"""Calls that a value of the batch may take which every stage makes for itself."""
 
 
 class Reading:
@@ -68,24 +68,24 @@ class Reading:
 
     def _free(self, nodes: list[Node], forward: set[Node]) -> set[Node]:
         changed = {output.name for output in self.result_of if output.role is OutputRole.BUFFER}
-        length: dict[Node, int] = {}
+        made_of: dict[Node, frozenset[Node]] = {}  # the calls that a free value takes
         for node in nodes:
             item = self.input_of.get(node)
             if node.op == "get_attr":
-                length[node] = 0
+                made_of[node] = frozenset()
             elif item is not None:
                 is_changed = item.role is InputRole.BUFFER and item.name in changed
                 if item.role is not InputRole.TANGENT and not is_changed:
-                    length[node] = 0
+                    made_of[node] = frozenset()
                 if item.role is InputRole.PARAMETER:
                     self._parameters[node] = frozenset({item.name})
-            elif node in forward and all(source in length for source in node.all_input_nodes):
+            elif node in forward and all(source in made_of for source in node.all_input_nodes):
                 read = frozenset[str]().union(*map(self.parameters_of, node.all_input_nodes))
-                long = 1 + sum(length[source] for source in node.all_input_nodes)
-                if is_light(node) if read else long <= _LONGEST and not is_random(node) and not is_heavy(node):
-                    length[node] = 0 if read else long
+                takes = frozenset({node}).union(*(made_of[source] for source in node.all_input_nodes))
+                if is_light(node) if read else len(takes) <= _MOST and not is_random(node) and not is_heavy(node):
+                    made_of[node] = frozenset() if read else takes
                     self._parameters[node] = read
-        return set(length)
+        return set(made_of)
 
     def is_forward(self, node: Node) -> bool:
         """Whether a node is a forward value that has a place."""

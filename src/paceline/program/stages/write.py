@@ -35,6 +35,7 @@ class Writer:
         for stage in range(self._count):
             self._needs.of_outputs(stage, self._outputs[stage].values())
             self._needs.of_gradients(stage, self._gradients[stage].values())
+        self._forward_edges, self._backward_edges = self._needs.forward_edges, self._needs.backward_edges
 
     def pipeline(self, cuts: tuple[str, ...], seconds_of: Callable[[Node], float], *, split_backward: bool) -> Pipeline:
         """Return the pipeline."""
@@ -43,8 +44,8 @@ class Writer:
         named = {name for stage in stages for part in _parts(stage) for name in (*part.inputs, *part.outputs)}
         return Pipeline(
             stages=stages,
-            forward_edges=self._edges(self._needs.forward_edges),
-            backward_edges=self._edges(self._needs.backward_edges),
+            forward_edges=self._edges(self._forward_edges),
+            backward_edges=self._edges(self._backward_edges),
             inputs={node.name: item for node, item in self._reading.input_of.items()},
             values={node.name: node.meta["val"] for node in nodes.values() if node.name in named},
             cuts=cuts,
@@ -54,14 +55,14 @@ class Writer:
         )
 
     def _stage(self, index: int, split_backward: bool) -> Stage:
-        received = _ending(self._needs.forward_edges, index)
+        received = _ending(self._forward_edges, index)
         saved = self._needs.saved[index]
-        sent = self._ordered(_beginning(self._needs.forward_edges, index))
+        sent = self._ordered(_beginning(self._forward_edges, index))
         own = self._ordered(saved - received)
         outputs, gradients = self._outputs[index], self._gradients[index]
         forward = extract(self._reading, [*sent, *outputs.values(), *own], received, backward=False)
-        given = saved | _ending(self._needs.backward_edges, index)
-        back = self._ordered(_beginning(self._needs.backward_edges, index))
+        given = saved | _ending(self._backward_edges, index)
+        back = self._ordered(_beginning(self._backward_edges, index))
         training = self._reading.program.training
         halves = halve(self._reading, back, gradients, given) if training and split_backward else None
         return Stage(
