@@ -28,8 +28,10 @@ from paceline.schedule.actions import Action, Op, Payload, Schedule
 
 FORMAT = "paceline-schedule-1"
 _KEYS = ("format", "name", "micro_batches", "replicas", "actions")
+_NUMBER = "[0-9]{1,9}"
 _WORDS = re.compile(
-    r"(?P<op>\w+) (?P<stage>\d+)( (?P<micro_batch>\d+))?( v(?P<version>\d+))?( (?P<payload>\w+) (?P<peer>\d+))?"
+    rf"(?P<op>\w+) (?P<stage>{_NUMBER})( (?P<micro_batch>{_NUMBER}))?( v(?P<version>{_NUMBER}))?"
+    rf"( (?P<payload>[a-z]+) (?P<peer>{_NUMBER}))?"
 )
 
 

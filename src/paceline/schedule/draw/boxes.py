@@ -15,6 +15,8 @@ _COLOURS = {
     Op.BACKWARD_WEIGHT: (0xD9, 0x9A, 0x3C),
 }
 
+INK = "#1b1b1b"
+UPDATE = "#c0392b"
 LEGEND = {
     Op.FORWARD: "F forward",
     Op.BACKWARD: "B backward",
@@ -48,7 +50,7 @@ def boxes(schedule: Schedule, account: Account) -> Iterator[Box]:
         for action, (start, end) in zip(actions, times, strict=True):
             if action.op.is_compute:
                 chunk = stages.index(action.stage)
-                letter = _letters(chunk) if len(stages) > 1 else ""
+                letter = _letter(chunk) if len(stages) > 1 else ""
                 label = f"{action.micro_batch}{letter}"
                 colour = colour_of(action.op, chunk / len(stages))
                 yield Box(action.op, rank, start, end, label, colour, str(action))
@@ -73,12 +75,18 @@ def ops_of(schedule: Schedule) -> list[Op]:
     return [op for op in LEGEND if op in there]
 
 
+def stage_letters(schedule: Schedule) -> str:
+    """Return what the letters of labels mean, or nothing where there are none."""
+    most = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
+    return f"{', '.join(map(_letter, range(most)))}: stages of a rank" if most > 1 else ""
+
+
 def headline(schedule: Schedule) -> str:
     """Return one line that says what is drawn."""
     stages = f"{schedule.stages} stages on {schedule.ranks} rank{'s' if schedule.ranks > 1 else ''}"
     return f"{schedule.name}: {stages}, {schedule.micro_batches} micro-batches"
 
 
-def _letters(chunk: int) -> str:
+def _letter(chunk: int) -> str:
     """Return a, b, ..., z, aa, ab, ..."""
-    return (_letters(chunk // 26 - 1) if chunk >= 26 else "") + chr(ord("a") + chunk % 26)
+    return (_letter(chunk // 26 - 1) if chunk >= 26 else "") + chr(ord("a") + chunk % 26)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.errors import ScheduleError
 from paceline.schedule.actions import Schedule
-from paceline.schedule.draw.boxes import LEGEND, boxes, colour_of, headline, ops_of, updates
+from paceline.schedule.draw.boxes import INK, LEGEND, UPDATE, boxes, colour_of, headline, ops_of, updates
 from paceline.schedule.draw.svg import svg
 from paceline.schedule.validate import Account
 
@@ -46,9 +46,9 @@ def _save_png(schedule: Schedule, account: Account, file: Path) -> None:
         axes.barh(box.rank, length, left=box.start, height=0.8, color=box.colour, edgecolor="white", linewidth=0.6)
         if length:
             middle = box.start + length / 2
-            axes.text(middle, box.rank, box.label, ha="center", va="center", color="white", fontsize=7, clip_on=True)
+            axes.text(middle, box.rank, box.label, ha="center", va="center", color=INK, fontsize=7, clip_on=True)
     for rank, time in updates(schedule, account):
-        axes.plot([time, time], [rank - 0.45, rank + 0.45], color="#c0392b", linewidth=1.5)
+        axes.plot([time, time], [rank - 0.45, rank + 0.45], color=UPDATE, linewidth=1.5)
     axes.set_yticks(range(schedule.ranks), [f"rank {rank}" for rank in range(schedule.ranks)])
     axes.invert_yaxis()
     axes.set_xlim(0, account.makespan or 1)

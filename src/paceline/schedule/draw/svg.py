@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from paceline.schedule.actions import Schedule
-from paceline.schedule.draw.boxes import LEGEND, boxes, colour_of, headline, ops_of, updates
+from paceline.schedule.draw.boxes import INK, LEGEND, UPDATE, boxes, colour_of, headline, ops_of, stage_letters, updates
 from paceline.schedule.validate import Account
 
 # Pixels.
@@ -23,14 +23,14 @@ def svg(schedule: Schedule, account: Account) -> str:
     """Return the drawing; each box says its action to the pointer."""
     unit = min(_UNIT, _WIDTH / account.makespan) if account.makespan else _UNIT
     bottom = _TOP + _ROW * schedule.ranks
-    width = max(_LEFT + unit * account.makespan + 12, _LEFT + _LEGEND_ITEM * (len(ops_of(schedule)) + 1))
+    width = max(_LEFT + unit * account.makespan + 12, _LEFT + _LEGEND_ITEM * (len(ops_of(schedule)) + 2))
     size = f"{_px(width)} {bottom + 40}"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="11">',
         f"<title>{escape(headline(schedule))}</title>",
         f"<desc>A row for each rank, time from left to right; {account.bubble:.1%} of the time is idle.</desc>",
         f'<rect width="{_px(width)}" height="{bottom + 40}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="20" font-size="13" fill="#222222">{escape(headline(schedule))}, '
+        f'<text x="{_LEFT}" y="20" font-size="13" fill="{INK}">{escape(headline(schedule))}, '
         f"bubble {account.bubble:.1%}</text>",
         *_rows(schedule, account, unit),
         *_boxes(schedule, account, unit),
@@ -46,7 +46,7 @@ def _rows(schedule: Schedule, account: Account, unit: float) -> Iterator[str]:
         y = _TOP + _ROW * rank
         yield (
             f'<rect x="{_LEFT}" y="{y + 2}" width="{_px(unit * account.makespan)}" height="{_ROW - 4}" fill="#efefef"/>'
-            f'<text x="{_LEFT - 8}" y="{y + 17}" text-anchor="end" fill="#222222">rank {rank}</text>'
+            f'<text x="{_LEFT - 8}" y="{y + 17}" text-anchor="end" fill="{INK}">rank {rank}</text>'
         )
 
 
@@ -56,7 +56,7 @@ def _boxes(schedule: Schedule, account: Account, unit: float) -> Iterator[str]:
         label = ""
         if len(box.label) * _LETTER < width:
             middle = _px(x + width / 2)
-            label = f'<text x="{middle}" y="{y + 15}" text-anchor="middle" fill="#ffffff">{box.label}</text>'
+            label = f'<text x="{middle}" y="{y + 15}" text-anchor="middle" fill="{INK}">{box.label}</text>'
         yield (
             f'<g><title>{escape(box.tip)}</title><rect x="{_px(x)}" y="{y}" width="{_px(width)}" height="{_ROW - 4}" '
             f'fill="{box.colour}" stroke="#ffffff"/>{label}</g>'
@@ -66,18 +66,20 @@ def _boxes(schedule: Schedule, account: Account, unit: float) -> Iterator[str]:
 def _updates(schedule: Schedule, account: Account, unit: float) -> Iterator[str]:
     for rank, time in updates(schedule, account):
         x, y = _px(_LEFT + unit * time), _TOP + _ROW * rank
-        yield f'<path d="M{x} {y}v{_ROW}" stroke="#c0392b" stroke-width="2"/>'
+        yield f'<path d="M{x} {y}v{_ROW}" stroke="{UPDATE}" stroke-width="2"/>'
 
 
 def _legend(schedule: Schedule, y: int) -> Iterator[str]:
     x = _LEFT
     for op in ops_of(schedule):
         yield f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour_of(op)}"/>'
-        yield f'<text x="{x + 15}" y="{y}" fill="#222222">{LEGEND[op]}</text>'
+        yield f'<text x="{x + 15}" y="{y}" fill="{INK}">{LEGEND[op]}</text>'
         x += _LEGEND_ITEM
     if schedule.has_backward:
-        yield f'<path d="M{x + 5} {y - 10}v12" stroke="#c0392b" stroke-width="2"/>'
-        yield f'<text x="{x + 15}" y="{y}" fill="#222222">update</text>'
+        yield f'<path d="M{x + 5} {y - 10}v12" stroke="{UPDATE}" stroke-width="2"/>'
+        yield f'<text x="{x + 15}" y="{y}" fill="{INK}">update</text>'
+        x += _LEGEND_ITEM
+    yield f'<text x="{x}" y="{y}" fill="{INK}">{stage_letters(schedule)}</text>'
 
 
 def _px(pixels: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from paceline.schedule.actions import Schedule
-from paceline.schedule.draw.boxes import LEGEND, boxes, colour_of, ops_of
+from paceline.schedule.draw.boxes import LEGEND, boxes, colour_of, ops_of, stage_letters
 from paceline.schedule.validate import Account
 
 # A drawing with as many cells as this says nothing to the eye, and units far below the shortest action make many.
@@ -28,11 +28,13 @@ def staves(schedule: Schedule, account: Account, width: int) -> Text:
         line = lines[box.rank]
         line.append(" " * (cell * round(box.start) - len(line)))
         room = cell * (round(box.end) - round(box.start)) - 1
-        line.append(f"{box.op.value}{box.label}"[:room].ljust(room, "─"), style=f"black on {box.colour}")
-        line.append(" " if room >= 0 else "")
+        if room > 0:
+            line.append(f"{box.op.value}{box.label}"[:room].ljust(room, "─"), style=f"black on {box.colour}").append(
+                " "
+            )
     per_stave = max(1, (width - margin) // cell)
     text = Text()
-    for first in range(0, cells, per_stave):
+    for first in range(0, max(cells, 1), per_stave):
         for rank, line in enumerate(lines):
             piece = line[cell * first : cell * (first + per_stave)]
             text.append(f"rank {rank}".ljust(margin)).append_text(piece).rstrip()
@@ -45,7 +47,4 @@ def _legend(schedule: Schedule) -> Text:
     text = Text()
     for op in ops_of(schedule):
         text.append(f" {LEGEND[op]} ", style=f"black on {colour_of(op)}").append(" ")
-    most = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
-    if most > 1:
-        text.append("a, b, ...: the stages of a rank")
-    return text
+    return text.append(stage_letters(schedule))
