@@ -8,12 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from paceline.placement.constraints import pinned
 from paceline.placement.place import PlacedProgram, place
 from paceline.plan import Plan
 from paceline.planner.activations import activations
 from paceline.planner.captured import Captured
 from paceline.planner.explanation import Explanation, Held, Memory, Seconds, Unknown
 from paceline.planner.transfers import per_block, totals, transfers
+from paceline.planner.uneven import uneven
 from paceline.program.build import Factory, build, checked_batch
 from paceline.program.capture import Batch, capture
 from paceline.program.program import InputRole, OutputRole, Program
@@ -72,6 +74,7 @@ def explain(
     buffers = tuple(item for role, item in held if role is InputRole.BUFFER)
     name, states = optimizer
     gradients = sum(item.bytes for item in parameters if item.trained)
+    fixed = {axis: {item.name for item in found} for axis, found in pinned(program, plan.pins, plan.mesh.names).items()}
     return Explanation(
         plan=plan,
         optimizer=name,
@@ -89,6 +92,7 @@ def explain(
         totals=totals(exchanged, plan.mesh.names, parts.forward, parts.backward),
         per_block=per_block(exchanged, plan.mesh.names),
         solver=placed.reports,
+        uneven=tuple(uneven(parameters, plan.mesh, fixed)),
         unknown=_unknown(program, placed),
         seconds=Seconds(captured_at - began, placed_at - captured_at, time.perf_counter() - placed_at),
     )

@@ -138,6 +138,26 @@ class PerBlock:
 
 
 @dataclass(frozen=True)
+class Uneven:
+    """A parameter of which an axis splits less than it could, because a dimension does not divide.
+
+    Attributes:
+        placement: along the axis: whole, or split along another dimension.
+        dim: the one that does not divide.
+        divisor: what it would have to divide by: the ranks of the axis, and those of earlier ones that split it.
+        sizes: the next ones that do.
+    """
+
+    name: str
+    shape: Shape
+    axis: str
+    placement: Placement
+    dim: int
+    divisor: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Unknown:
     """An operator without a rule, which every rank computes whole.
 
@@ -185,7 +205,8 @@ class Explanation:
 
     Attributes:
         optimizer: whose state is counted, by name.
-        solver: the solver's account, an entry per axis.
+        solver: the solver's account, an entry per axis of several ranks.
+        uneven: parameters with a dimension that does not divide.
         unknown: operators without a rule.
     """
 
@@ -199,5 +220,6 @@ class Explanation:
     totals: tuple[Total, ...]
     per_block: tuple[PerBlock, ...]
     solver: tuple[AxisReport, ...]
+    uneven: tuple[Uneven, ...]
     unknown: tuple[Unknown, ...]
     seconds: Seconds

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.placement.placements import Placement
-from paceline.planner.explanation import Activation, Explanation, Held, PerBlock, Total, Transfer
+from paceline.planner.explanation import Activation, Explanation, Held, PerBlock, Total, Transfer, Uneven
 from paceline.planner.words import pass_
 
 
@@ -28,6 +28,7 @@ def to_json(told: Explanation) -> dict[str, Any]:
         "collectives": _collectives(told.totals, axes),
         "per_block": [_per_block(item) for item in told.per_block],
         "solver": [asdict(report) for report in told.solver],
+        "uneven": [_uneven(item) for item in told.uneven],
         "unknown_operators": [
             {"operator": item.operator, "calls": len(item.modules), "modules": list(item.modules)}
             for item in told.unknown
@@ -76,6 +77,18 @@ def _transfer(item: Transfer) -> dict[str, Any]:
         "from": str(item.source),
         "to": str(item.target),
         "bytes": item.bytes,
+    }
+
+
+def _uneven(item: Uneven) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "shape": list(item.shape),
+        "axis": item.axis,
+        "placement": str(item.placement),
+        "dimension": item.dim,
+        "divisor": item.divisor,
+        "sizes": list(item.sizes),
     }
 
 

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from paceline.placement.placements import Shard
 from paceline.plan import Axis
 from paceline.planner import words
 from paceline.planner.explanation import Activation, Explanation, Held, Transfer, What
@@ -28,7 +29,7 @@ Row = tuple[str, ...]
 
 
 def summary(told: Explanation, console: Console) -> None:
-    """Print what a rank holds, what moves by axis, how it was found, and what has no rule."""
+    """Print what a rank holds, what moves by axis, how it was found, and what is not split."""
     mesh = told.plan.mesh
     _say(console, f"mesh {mesh}: {mesh.size} rank{'s' * (mesh.size != 1)}")
     meanings = Table.grid(padding=(0, 2))
@@ -49,6 +50,10 @@ def summary(told: Explanation, console: Console) -> None:
     _say(console, _times(told))
     if told.solver:
         _print(console, _SOLVER, _solver(told))
+    if told.uneven:
+        _section(console, "dimensions that do not divide")
+        for line in _uneven(told):
+            _say(console, line)
     if told.unknown:
         _section(console, "operators without a rule, which every rank computes whole")
         _print(console, _UNKNOWN, _unknown(told))
@@ -131,6 +136,18 @@ def _solver(told: Explanation) -> Iterator[Row]:
     for report in told.solver:
         costs = f"{report.objective_s * 1e3:.4g} ms", f"{report.bound_s * 1e3:.4g} ms"
         yield report.axis, *costs, str(report.classes), str(report.variables), f"{report.seconds:.1f} s"
+
+
+def _uneven(told: Explanation) -> Iterator[str]:
+    alike = fold(told.uneven, lambda it: it.name, lambda it: (it.shape, it.axis, it.placement, it.divisor))
+    for group in alike:
+        item = group.first
+        placed = item.placement
+        how = f"is split along dimension {placed.dim}" if isinstance(placed, Shard) else "stays whole"
+        yield (
+            f"{group.name} {words.shape(item.shape)} {how} over {item.axis}: {item.shape[item.dim]} does not divide by "
+            f"{item.divisor}; {' or '.join(map(str, item.sizes))} would"
+        )
 
 
 def _unknown(told: Explanation) -> Iterator[Row]:
