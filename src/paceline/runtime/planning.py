@@ -144,12 +144,17 @@ def training_modes(module: nn.Module) -> dict[nn.Module, bool]:
 
 @contextlib.contextmanager
 def in_modes(module: nn.Module, training: Mapping[nn.Module, bool]) -> Iterator[None]:
-    """Put each part of a module into training as told, all others into evaluation; restore them afterwards."""
+    """Put each part of a module into training as told, all others into evaluation; restore them afterwards.
+
+    Gradients are recorded inside, whether or not the caller has them recorded: a step is planned with both its passes,
+    even when it is first called for its loss alone.
+    """
     before = {part: part.training for part in module.modules()}
     try:
         for part in before:
             part.training = training.get(part, False)
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
         for part, was in before.items():
             part.training = was
