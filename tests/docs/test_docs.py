@@ -268,7 +268,7 @@ def test_every_dependency_has_its_reason() -> None:
     assert names - reasons == set()
 
 
-@pytest.mark.parametrize("image", sorted((ROOT / "docs/images").glob("*.svg")), ids=named)
+@pytest.mark.parametrize("image", sorted((ROOT / "docs/images").rglob("*.svg")), ids=named)
 def test_pictures_stand_alone(image: Path) -> None:
     """Well formed, described for those who cannot see them, and loading nothing."""
     root = ElementTree.parse(image).getroot()

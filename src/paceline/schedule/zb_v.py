@@ -1,8 +1,7 @@
 """ZB-V: two stages per rank, down and up again, so that the loss comes back to the rank where the batch went in.
 
-Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 6, and "Pipeline Parallelism with Controllable
-Memory", NeurIPS 2024. Where F, I and W take the same time no rank waits between its first and its last action, at the
-memory of 1F1B.
+Qi et al., "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, 2024, section 6. Where F, I and W take the same time no
+rank waits between its first and its last action, at the memory of 1F1B.
 """
 
 from __future__ import annotations

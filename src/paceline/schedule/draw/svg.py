@@ -79,7 +79,8 @@ def _legend(schedule: Schedule, y: int) -> Iterator[str]:
         yield f'<path d="M{x + 5} {y - 10}v12" stroke="{UPDATE}" stroke-width="2"/>'
         yield f'<text x="{x + 15}" y="{y}" fill="{INK}">update</text>'
         x += _LEGEND_ITEM
-    yield f'<text x="{x}" y="{y}" fill="{INK}">{stage_letters(schedule)}</text>'
+    if letters := stage_letters(schedule):
+        yield f'<text x="{x}" y="{y}" fill="{INK}">{letters}</text>'
 
 
 def _px(pixels: float) -> str:
