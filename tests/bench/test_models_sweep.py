@@ -140,6 +140,7 @@ def test_meshes_go_to_the_families_that_have_what_they_split() -> None:
     assert [(model, mesh) for model, _, mesh in read.wanted] == [
         ("gpt2", "sp=2"),
         ("gpt2", "dp=2,tp=2"),
+        ("unet", "sp=2"),
         ("unet", "hw=2"),
         ("unet", "dp=2,tp=2"),
         ("clip", "sp=2"),

@@ -89,7 +89,8 @@ class Settings:
 def suits(family: Family, mesh: str) -> bool:
     """Whether a family has what every axis of a mesh splits."""
     axes = {Axis(name) for name in Mesh.parse(mesh).names}
-    return (family.has_time or Axis.SP not in axes) and (family.has_images or Axis.HW not in axes)
+    has_sequence = family.has_time or family.has_images  # patches of images are a sequence, along their height
+    return (has_sequence or Axis.SP not in axes) and (family.has_images or Axis.HW not in axes)
 
 
 def main(options: dict[str, str]) -> dict[str, Any]:

@@ -20,8 +20,9 @@ _MARKS = {Verdict.EQUAL: "=", Verdict.DIFFERS: "**differs**", Verdict.REFUSED: "
 _PAGE = """# Models
 
 {count} families, small and with random weights, each compared with its serial module on every mesh that makes sense for
-it: `sp` where there is a time axis, `hw` where there are images. Nobody adapted them: those of Hugging Face are its own
-classes. This page is written by a command, on {date}, with {versions}:
+it: `hw` where there are images, `sp` where there is a time axis, or images, whose patches are a sequence along their
+height. Nobody adapted them: those of Hugging Face are its own classes. This page is written by a command, on {date},
+with {versions}:
 
     {command}
 

@@ -27,7 +27,7 @@ class Family:
         title: the class that is trained, for a table.
         factory: makes a module and its batch; random weights of a small size, so that 2 and 4 divide what can be split.
         has_time: its batch has a time axis, so that `sp` has something to split.
-        has_images: its batch has images, which `hw` splits.
+        has_images: its batch has images: `hw` splits their height or width, `sp` their height.
     """
 
     name: str
