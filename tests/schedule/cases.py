@@ -25,14 +25,14 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    kind, ranks = draw(st.sampled_from(Kind)), draw(st.integers(1, 6))
+    kind, ranks = draw(st.sampled_from(Kind)), draw(st.integers(1, 5))
     fewest = ranks if kind is Kind.PIPEDREAM_2BW else 1
     return Case(
         kind,
         ranks,
-        draw(st.integers(fewest, 14)),
-        chunks=draw(st.integers(2, 4)) if kind is Kind.INTERLEAVED else 1,
-        batches=draw(st.integers(1, 4)) if kind.is_asynchronous else 1,
+        draw(st.integers(fewest, 11)),
+        chunks=draw(st.integers(2, 3)) if kind is Kind.INTERLEAVED else 1,
+        batches=draw(st.integers(1, 3)) if kind.is_asynchronous else 1,
     )
 
 

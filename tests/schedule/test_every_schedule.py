@@ -57,6 +57,7 @@ def test_synchronous_ones_end_with_one_update_of_each_stage(case: Case) -> None:
         assert all(action.version == 0 for action in actions if action.op.is_compute)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(2, 6), st.integers(1, 14), st.integers(2, 4))
 def test_interleaving_is_never_slower_than_1f1b(ranks: int, micro_batches: int, chunks: int) -> None:
     account = prove(Case(Kind.INTERLEAVED, ranks, micro_batches, chunks).schedule())
@@ -101,6 +102,7 @@ def test_replicas_of_pipedream_update_together(counts: list[int], rounds: int) -
             assert updates == list(range(1, 6 * rounds // len(ranks) + 1))
 
 
+@settings(deadline=None)
 @given(cases())
 def test_evaluation_goes_forward_only_wherever_stages_lie(case: Case) -> None:
     replicas = case.schedule().replicas

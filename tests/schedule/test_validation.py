@@ -40,7 +40,7 @@ def refused(schedule: Schedule, message: str) -> None:
 # Every kind.
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(cases(), st.data())
 def test_leaving_out_any_action_is_refused(case: Case, data: st.DataObject) -> None:
     schedule = case.schedule()
@@ -60,7 +60,7 @@ def test_doing_anything_twice_is_refused(case: Case, data: st.DataObject) -> Non
     refused(changed(schedule, rank, lambda actions: actions.insert(where, again)), f"rank {rank}, action")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(cases(), st.data())
 def test_two_actions_change_places_just_where_a_walk_allows_it(case: Case, data: st.DataObject) -> None:
     schedule = case.schedule()

@@ -5,7 +5,7 @@ Bubbles are shares of all ranks' time, from the first action of any rank to the 
 
 from __future__ import annotations
 
-from paceline.schedule import interleaved
+from paceline.schedule.interleaved import padded
 from paceline.schedule.kinds import Kind
 
 
@@ -23,7 +23,7 @@ def ideal_bubble(kind: Kind, ranks: int, micro_batches: int, *, chunks: int = 1,
         case Kind.GPIPE | Kind.ONE_F_ONE_B | Kind.PIPEDREAM | Kind.PIPEDREAM_2BW:
             span = work + ranks - 1
         case Kind.INTERLEAVED:  # fills and drains with one of `chunks` parts
-            span = interleaved.padded(ranks, micro_batches) + (ranks - 1) / chunks
+            span = padded(ranks, micro_batches) + (ranks - 1) / chunks
         case Kind.ZB_H1:  # a third of 1F1B's, more where not all ranks get busy
             span = work + (ranks - 1 + max(ranks - micro_batches, 0)) / 3
         case Kind.ZB_V:  # ranks begin half a forward pass apart
