@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from paceline.schedule import Account, Edges, Kind, Schedule, communicate, make, validate
+from paceline.schedule.places import consecutive
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,20 @@ def cases(draw: st.DrawFn) -> Case:
         chunks=draw(st.integers(2, 3)) if kind is Kind.INTERLEAVED else 1,
         batches=draw(st.integers(1, 3)) if kind.is_asynchronous else 1,
     )
+
+
+@st.composite
+def replicated(draw: st.DrawFn) -> Schedule:
+    """A schedule of stages with several ranks, with its messages."""
+    counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    name = draw(st.sampled_from([kind.value for kind in Kind if kind.replicates]))
+    plain = make(name, sum(counts), 6 * draw(st.integers(1, 2)), replicas=consecutive(counts))
+    return communicate(plain, Edges.chain(plain.stages))
+
+
+def schedules() -> st.SearchStrategy[Schedule]:
+    """Schedules of all kinds with their messages."""
+    return st.one_of(cases().map(Case.schedule), replicated())
 
 
 def prove(schedule: Schedule, edges: Edges | None = None) -> Account:

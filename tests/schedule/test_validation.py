@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ScheduleError
 from paceline.schedule import Action, Edges, Op, Payload, Schedule, communicate, make, validate
-from tests.schedule.cases import Case, cases, prove
+from tests.schedule.cases import prove, schedules
 from tests.schedule.walker import Wrong, walk
 
 Change = Callable[[list[Action]], None]
@@ -41,19 +41,17 @@ def refused(schedule: Schedule, message: str) -> None:
 
 
 @settings(deadline=None, max_examples=100)
-@given(cases(), st.data())
-def test_leaving_out_any_action_is_refused(case: Case, data: st.DataObject) -> None:
-    schedule = case.schedule()
-    rank = data.draw(st.integers(0, case.ranks - 1))
+@given(schedules(), st.data())
+def test_leaving_out_any_action_is_refused(schedule: Schedule, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, schedule.ranks - 1))
     gone = data.draw(st.integers(0, len(schedule.actions[rank]) - 1))
     refused(changed(schedule, rank, lambda actions: actions.__delitem__(gone)), f"rank {rank}")
 
 
 @settings(deadline=None)
-@given(cases(), st.data())
-def test_doing_anything_twice_is_refused(case: Case, data: st.DataObject) -> None:
-    schedule = case.schedule()
-    rank = data.draw(st.integers(0, case.ranks - 1))
+@given(schedules(), st.data())
+def test_doing_anything_twice_is_refused(schedule: Schedule, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, schedule.ranks - 1))
     places = st.integers(0, len(schedule.actions[rank]) - 1)
     again = schedule.actions[rank][data.draw(places)]
     where = data.draw(places)
@@ -61,11 +59,10 @@ def test_doing_anything_twice_is_refused(case: Case, data: st.DataObject) -> Non
 
 
 @settings(deadline=None, max_examples=150)
-@given(cases(), st.data())
-def test_two_actions_change_places_just_where_a_walk_allows_it(case: Case, data: st.DataObject) -> None:
-    schedule = case.schedule()
+@given(schedules(), st.data())
+def test_two_actions_change_places_just_where_a_walk_allows_it(schedule: Schedule, data: st.DataObject) -> None:
     edges = Edges.chain(schedule.stages)
-    rank = data.draw(st.integers(0, case.ranks - 1))
+    rank = data.draw(st.integers(0, schedule.ranks - 1))
     length = len(schedule.actions[rank])
     first = data.draw(st.integers(0, length - 1))
     second = min(length - 1, first + data.draw(st.integers(1, 6)))
