@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter
+from torch.fx import Graph, GraphModule, Interpreter
 
 from paceline.program.capture import batch_leaves
 from paceline.program.program import InputRole, Output, OutputRole, Program
@@ -36,6 +36,7 @@ class Stages:
         self.state: dict[str, Tensor] = {
             name: value.detach().clone() for name, value in [*module.named_parameters(), *module.named_buffers()]
         }
+        self._interpreters: dict[Graph, Interpreter] = {}
         check(pipeline)
 
     def run(self, batches: Sequence[Any], shares: Sequence[float], *, split: bool = False) -> Ran:
@@ -90,7 +91,9 @@ class Stages:
 
     def _part(self, part: Part, here: Mapping[str, Any], number: int) -> Values:
         inputs = [self._input(name, number) if name in self.pipeline.inputs else here[name] for name in part.inputs]
-        interpreter = Interpreter(GraphModule(self.constants, part.graph))
+        if part.graph not in self._interpreters:
+            self._interpreters[part.graph] = Interpreter(GraphModule(self.constants, part.graph))
+        interpreter = self._interpreters[part.graph]
         with torch.no_grad():
             made = interpreter.run(*inputs, enable_io_processing=False)
         return dict(zip(part.outputs, made, strict=True))

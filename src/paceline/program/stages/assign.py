@@ -50,11 +50,11 @@ class _Gradients:
         self._stage = assignment.stage
         self._last = assignment.count - 1
         self._holders = assignment.holders
-        self._at_sequence: dict[int, int] = {}
+        self._at_sequence: dict[int | None, set[int]] = {}
         self._at_hand: dict[Node, set[int]] = {}
         for node in reading.body:
             if node.meta.get("sequence") is not None:
-                self._at_sequence.setdefault(node.meta["sequence"], self._stage[node])
+                self._at_sequence.setdefault(node.meta["sequence"], set()).add(self._stage[node])
             for value in (node, *node.all_input_nodes):
                 self._at_hand.setdefault(value, set()).add(self._stage[node])
         self._only_for = _only_for(reading)
@@ -70,22 +70,18 @@ class _Gradients:
             (self._stage[source] for source in node.all_input_nodes if self._reading.is_gradient(source)),
             default=self._last,
         )
-        preferred = self._at_sequence.get(node.meta.get("sequence", -1))
-        holders = self._holders.get(self._only_for.get(node, ""))
-        if preferred is None:
-            return self._by_values(node, latest, holders)
-        stage = min(preferred, latest)
-        if holders and stage not in holders:
-            return max((holder for holder in holders if holder <= latest), default=stage)
-        return stage
-
-    def _by_values(self, node: Node, latest: int, holders: frozenset[int] | None) -> int:
+        possible = range(latest, -1, -1)
         values = list(self._forward_values(node))
-        earlier = range(latest, -1, -1)
-        has = [stage for stage in earlier if all(self._is_at_hand(value, stage) for value in values)]
-        if holders:
-            has = [stage for stage in has if stage in holders] or [s for s in earlier if s in holders] or has
-        return has[0] if has else min(latest, max(self._stage.get(value, 0) for value in values))
+        has_values = [stage for stage in possible if all(self._is_at_hand(value, stage) for value in values)]
+        if not has_values:
+            has_values = [min(latest, max(self._stage.get(value, 0) for value in values))]
+        # From what matters most: that a stage has the parameter whose gradient it makes, then its sequence.
+        holders = self._holders.get(self._only_for.get(node, ""))
+        sequence = self._at_sequence.get(node.meta.get("sequence"))
+        choices = list(possible)
+        for wanted in (holders, sequence, has_values):
+            choices = [stage for stage in choices if wanted is None or stage in wanted] or choices
+        return choices[0]
 
     def _forward_values(self, node: Node) -> Iterable[Node]:
         """Yield the forward and free values that a node needs, through what is made again."""

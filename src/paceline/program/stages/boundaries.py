@@ -10,11 +10,6 @@ from paceline.errors import PlanError, nearest
 from paceline.program.stages.groups import Group, groups_of
 from paceline.program.stages.pipeline import Pipeline
 
-_OTHER = (
-    "the program of micro-batches of another shape has other operators: it cannot be cut into {count} stages where the "
-    "first was. Choose micro-batches that are all of one shape."
-)
-
 
 def at_modules(groups: Sequence[Group], modules: Sequence[str], count: int) -> tuple[int, ...]:
     """Return the groups with which stages begin, where each begins with the first call of a module.
@@ -35,26 +30,16 @@ def at_modules(groups: Sequence[Group], modules: Sequence[str], count: int) -> t
     return starts
 
 
-def at_nodes(groups: Sequence[Group], names: Sequence[str], count: int) -> tuple[int, ...]:
-    """Return the groups that begin with nodes of these names.
-
-    Raises:
-        PlanError: the program has no such nodes at beginnings of groups, or they are not as many as asked for.
-    """
+def at_nodes(groups: Sequence[Group], names: Sequence[str]) -> tuple[int, ...] | None:
+    """Return the groups that begin with nodes of these names; None where there are no such groups."""
     begins = {group.nodes[0].name: number for number, group in enumerate(groups)}
-    if len(names) != count - 1 or any(name not in begins for name in names):
-        raise PlanError(_OTHER.format(count=count))
-    return tuple(begins[name] for name in names)
+    starts = [begins.get(name) for name in names]
+    return None if None in starts else tuple(start for start in starts if start is not None)
 
 
-def check_same(pipeline: Pipeline, model: Pipeline) -> None:
-    """Check that two pipelines differ in shapes only.
-
-    Raises:
-        PlanError: their parts have other operators, or other values pass between them.
-    """
-    if _form(pipeline) != _form(model):
-        raise PlanError(_OTHER.format(count=len(model.stages)))
+def are_alike(one: Pipeline, other: Pipeline) -> bool:
+    """Whether two pipelines differ in shapes only."""
+    return _form(one) == _form(other)
 
 
 def _form(pipeline: Pipeline) -> list[object]:

@@ -9,7 +9,7 @@ from torch.fx import Node
 from paceline.errors import PlanError
 from paceline.program.program import Program
 from paceline.program.stages.assign import assign
-from paceline.program.stages.boundaries import at_modules, at_nodes, check_same
+from paceline.program.stages.boundaries import are_alike, at_modules, at_nodes
 from paceline.program.stages.choose import choose, weigh
 from paceline.program.stages.groups import groups
 from paceline.program.stages.homes import at_homes
@@ -49,20 +49,46 @@ def cut(
     """
     if count < 1:
         raise PlanError(f"a pipeline of {count} stages was asked for; it has at least 1.")
-    program, copies = prepare(program, split_masks=split_backward)
-    reading = Reading(program)
-    together = groups(reading, copies)
-    weights = weigh(reading, together, seconds_of)
+    pieces = _Pieces(program, split_backward)
     if same_as is not None:
-        homes = at_homes(reading, together, same_as)
-        starts = at_nodes(together, same_as.cuts, count) if homes is None else homes
-    elif boundaries:
-        starts = at_modules(together, boundaries, count)
+        return _cut_as(pieces, same_as, count, seconds_of)
+    if boundaries:
+        starts = at_modules(pieces.groups, boundaries, count)
     else:
-        starts = choose(weights, count, memory_bytes)
-    assignment = assign(reading, together, starts)
-    cuts = tuple(together[start].nodes[0].name for start in starts)
-    pipeline = Writer(reading, assignment, copies).pipeline(cuts, seconds_of, split_backward=split_backward)
-    if same_as is not None and homes is None:
-        check_same(pipeline, same_as)
-    return pipeline
+        starts = choose(weigh(pieces.reading, pieces.groups, seconds_of), count, memory_bytes)
+    return pieces.cut(starts, seconds_of)
+
+
+class _Pieces:
+    """A copy of a program, read for being cut once."""
+
+    def __init__(self, program: Program, split_backward: bool) -> None:
+        self.program = program
+        self.split_backward = split_backward
+        copy, self._copies = prepare(program, split_masks=split_backward)
+        self.reading = Reading(copy)
+        self.groups = groups(self.reading, self._copies)
+
+    def cut(self, starts: Sequence[int], seconds_of: Callable[[Node], float]) -> Pipeline:
+        assignment = assign(self.reading, self.groups, starts)
+        cuts = tuple(self.groups[start].nodes[0].name for start in starts)
+        writer = Writer(self.reading, assignment, self._copies)
+        return writer.pipeline(cuts, seconds_of, split_backward=self.split_backward)
+
+
+def _cut_as(pieces: _Pieces, model: Pipeline, count: int, seconds_of: Callable[[Node], float]) -> Pipeline:
+    """Cut at the calls that another pipeline was cut at, or else so that stages have the parameters that they have."""
+    starts = at_nodes(pieces.groups, model.cuts)
+    if starts is not None:
+        pipeline = pieces.cut(starts, seconds_of)
+        if are_alike(pipeline, model):
+            return pipeline
+        pieces = _Pieces(pieces.program, pieces.split_backward)
+    starts = at_homes(pieces.reading, pieces.groups, model)
+    if starts is None or len(model.stages) != count:
+        raise PlanError(
+            f"the program of micro-batches of another shape, or of evaluation, cannot be cut into {count} stages like "
+            f"the first, of {len(model.stages)} stages: it has other operators, and reads parameters in another order. "
+            "Choose micro-batches that are all of one shape, or name boundaries at which every stage has parameters."
+        )
+    return pieces.cut(starts, seconds_of)

@@ -11,7 +11,10 @@ from paceline.program.program import Output, OutputRole
 from paceline.program.stages.kinds import is_item
 from paceline.program.stages.reading import Reading
 
-_BUFFER = "buffer"
+_Key = tuple[str, Hashable]
+_SEQUENCE, _BUFFER = "sequence", "buffer"
+_LONGEST = 32
+"""Calls of a sequence that are further apart may be cut: what needs no gradient has the number of what came before."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +37,32 @@ def groups(reading: Reading, copies: Mapping[str, Node]) -> list[Group]:
     buffer is in the stage that changes it last. The loss and all after it are the last group.
     """
     place = {node: i for i, node in enumerate(reading.body)}
-    ranges: dict[Hashable, tuple[int, int]] = {}
+    ranges: dict[_Key, tuple[int, int]] = {}
     for key, node in _together(reading, copies):
         if node in place:
             first, last = ranges.get(key, (place[node], place[node]))
             ranges[key] = min(first, place[node]), max(last, place[node])
     ends = list(range(len(reading.body)))
-    for first, last in ranges.values():
-        ends[first] = max(ends[first], last)
+    for key, (first, last) in ranges.items():
+        if last - first <= _LONGEST or key[0] != _SEQUENCE:
+            ends[first] = max(ends[first], last)
     found: list[Group] = []
     begin, end = 0, -1
     for position in range(len(reading.body)):
         end = max(end, ends[position])
         if position == end:
             held = [key for key, (first, last) in ranges.items() if begin <= first < last <= end]
-            buffers = tuple(str(key[1]) for key in held if isinstance(key, tuple) and key[0] == _BUFFER)
+            buffers = tuple(str(key[1]) for key in held if key[0] == _BUFFER)
             found.append(Group(tuple(reading.body[begin : end + 1]), buffers))
             begin = end + 1
     return found
 
 
-def _together(reading: Reading, copies: Mapping[str, Node]) -> Iterable[tuple[Hashable, Node]]:
+def _together(reading: Reading, copies: Mapping[str, Node]) -> Iterable[tuple[_Key, Node]]:
+    differentiated = {node.meta.get("sequence") for node in reading.gradients} - {None}
     for node in reading.body:
-        sequence = node.meta.get("sequence")
-        if sequence is not None:
-            yield ("sequence", sequence), node
+        if node.meta.get("sequence") in differentiated:
+            yield (_SEQUENCE, node.meta["sequence"]), node
         if is_item(node):
             (source,) = node.all_input_nodes
             yield ("results", source), node
@@ -68,7 +72,7 @@ def _together(reading: Reading, copies: Mapping[str, Node]) -> Iterable[tuple[Ha
         yield (_BUFFER, name), reading.result_of[Output(OutputRole.BUFFER, name)]
     loss = next(node for output, node in reading.result_of.items() if output.role is OutputRole.LOSS)
     for node in (loss, *reading.body[-1:]):
-        yield ("loss",), node
+        yield ("loss", None), node
 
 
 def groups_of(found: Iterable[Group]) -> dict[Node, int]:

@@ -25,8 +25,8 @@ class Halves:
 def halve(reading: Reading, sent: Sequence[Node], gradients: Mapping[str, Node], given: Collection[Node]) -> Halves:
     """Split the backward pass of a stage that makes gradients and what it sends.
 
-    The second half makes what nobody waits for: gradients that lead to parameters of one forward call only. So the
-    first stage, which sends nothing, has two halves as well.
+    The second half makes the gradients of parameters out of those of what their forward calls gave. So the first stage,
+    which sends nothing, has two halves as well.
     """
     making = needed([*sent, *gradients.values()], given)
     later = _later(reading, making, needed(sent, given), gradients)
@@ -42,22 +42,22 @@ def halve(reading: Reading, sent: Sequence[Node], gradients: Mapping[str, Node],
 
 
 def _later(reading: Reading, making: set[Node], for_others: set[Node], gradients: Mapping[str, Node]) -> set[Node]:
-    """Return the gradients that lead to parameters of one forward call, and that nobody waits for."""
+    """Return the gradients that nobody waits for: of the very calls that read the parameters that they lead to."""
     leads: dict[Node, set[str]] = {node: set() for node in making}
     for name, node in gradients.items():
         leads.setdefault(node, set()).add(name)
-    found = set()
-    for node in sorted(making, key=reading.order.__getitem__, reverse=True):
+    ordered = sorted(making, key=reading.order.__getitem__)
+    for node in reversed(ordered):
         for user in node.users:
             leads[node] |= leads[user] if user in making else set()
-        readers = [reading.readers.get(name, frozenset()) for name in leads[node]]
-        if reading.is_gradient(node) and node not in for_others and (len(readers) == 1 or _common(readers)):
-            found.add(node)
+    found: set[Node] = set()
+    for node in ordered:
+        if reading.is_gradient(node) and node not in for_others:
+            sequence, names = node.meta.get("sequence"), leads[node]
+            follows = any(source in found for source in node.all_input_nodes)
+            if follows or (names and all(sequence in reading.sequences.get(name, ()) for name in names)):
+                found.add(node)
     return found
-
-
-def _common(readers: Sequence[frozenset[Node]]) -> frozenset[Node]:
-    return readers[0].intersection(*readers[1:]) if readers else frozenset()
 
 
 def _kept(

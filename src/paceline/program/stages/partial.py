@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from paceline.errors import PlanError
 from paceline.program.program import OutputRole
 from paceline.program.stages.assign import Assignment
 from paceline.program.stages.kinds import distributes, is_sum
@@ -19,15 +20,26 @@ aten = torch.ops.aten
 
 
 def partial_gradients(reading: Reading, assignment: Assignment) -> list[dict[str, Node]]:
-    """Return, for each stage, the values that are its part of the gradient of each parameter; writes their sums."""
+    """Return, for each stage, the values that are its part of the gradient of each parameter; writes their sums.
+
+    Raises:
+        PlanError: the gradient of a parameter is not made where the parameter is.
+    """
     found: list[dict[str, Node]] = [{} for _ in range(assignment.count)]
     for output, result in reading.result_of.items():
         if output.role is OutputRole.GRADIENT:
             stage = assignment.stage.get(result)
-            if assignment.holders.get(output.name) == {stage} and stage is not None:
+            if stage is not None and assignment.holders.get(output.name) == frozenset({stage}):
                 found[stage][output.name] = result
                 continue
+            holders = assignment.holders.get(output.name)
             for stage, node in _Terms(reading, assignment, output.name).of(result).items():
+                if holders is not None and stage not in holders:
+                    raise PlanError(
+                        f"the gradient of '{output.name}' would be made by stage {stage}, and only the stages "
+                        f"{sorted(holders)} have it: its backward pass goes back and forth between stages. Choose "
+                        "other boundaries, so that one stage has the modules that share it."
+                    )
                 found[stage][output.name] = node
     return found
 
@@ -46,17 +58,13 @@ class _Terms:
         sources = node.all_input_nodes
         if is_sum(node) and all(map(self._reading.is_gradient, sources)):
             one, other = (self.of(source) for source in node.args[:2])  # type: ignore[arg-type]  # is_sum
-            return self._added(node, one, other)
+            here = self._stage[node]
+            return {here: node} if {*one, *other} == {here} else self._sums(one, other)
         if distributes(node) and self._reading.is_gradient(sources[0]):
             terms = self.of(sources[0])
             if len(terms) > 1:
                 return {stage: self._call_of(node, term, stage) for stage, term in terms.items()}
         return {self._stage[node]: node}
-
-    def _added(self, node: Node, one: dict[int, Node], other: dict[int, Node]) -> dict[int, Node]:
-        if len({*one, *other}) == 1:
-            return {self._stage[node]: node} if self._stage[node] in one else self._sums(one, other)
-        return self._sums(one, other)
 
     def _sums(self, one: dict[int, Node], other: dict[int, Node]) -> dict[int, Node]:
         return {

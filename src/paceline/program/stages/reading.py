@@ -119,6 +119,17 @@ class Reading:
                     found.setdefault(name, set()).add(node)
         return {name: frozenset(nodes) for name, nodes in found.items()}
 
+    @cached_property
+    def sequences(self) -> dict[str, frozenset[int]]:
+        """For each parameter, the sequences of the calls that read it, in whatever form."""
+        found: dict[str, set[int | None]] = {}
+        for name, readers in self.readers.items():
+            found.setdefault(name, set()).update(node.meta.get("sequence") for node in readers)
+        for node, names in self._parameters.items():
+            for name in names:
+                found.setdefault(name, set()).add(node.meta.get("sequence"))
+        return {name: frozenset(n for n in numbers if n is not None) for name, numbers in found.items()}
+
     def root(self, node: Node) -> Node:
         """Return the value that is sent where `node` is asked for: what it is a reshape of, if that is no larger.
 
