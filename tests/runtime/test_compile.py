@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.placement.placements import Shard
 from paceline.plan import Mesh, Plan
 from paceline.runtime.job.world import World
 from paceline.runtime.module import parallelize
@@ -37,6 +38,7 @@ def train(mesh: Mesh) -> tuple[float, int]:
     torch._dynamo.utils.counters.clear()
     serial, module = Small(), Small()
     parallel = parallelize(module, (X,), Plan(mesh, compile=True))
+    assert mesh.size == 1 or isinstance(parallel.placements("up.weight")[0], Shard)
     loss, expected = parallel(X), serial(X)
     loss.backward()
     expected.backward()
@@ -55,6 +57,8 @@ def test_in_one_process_and_again_from_the_cache(tmp_path: Path, monkeypatch: py
     assert second == first
 
 
-@ranks(mesh="fsdp=2", timeout_s=240)
-def test_on_two_ranks(mesh: Mesh, world: World) -> None:
-    train(mesh)
+@ranks(2, timeout_s=240)
+def test_on_two_ranks(world: World) -> None:
+    """In one job: what compiling itself needs is loaded once."""
+    for mesh in ("fsdp=2", "tp=2"):
+        train(Mesh.parse(mesh))
