@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,17 +13,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx import Graph
 
+from paceline.placement.place import place
 from paceline.plan import Mesh, Plan
-from paceline.program.capture import batch_leaves
+from paceline.program.capture import batch_leaves, capture
 from paceline.program.program import InputRole
 from paceline.runtime.executor import ProcessExecutor, RankValues, local_piece
 from paceline.runtime.inprocess import InProcessExecutor
 from paceline.runtime.job.world import World
 from paceline.runtime.peers import connect
-from paceline.runtime.step import Step
+from paceline.runtime.step import Step, schedule
 from tests.placement.captured import Gpt, _ids
 from tests.ranks import ranks
-from tests.runtime.steps import planned
 
 CPU = torch.device("cpu")
 
@@ -58,37 +59,36 @@ def run_both(executor: Any, step: Step, values: RankValues) -> list[list[Tensor]
     return [row[:kept] + more for row, more in zip(outputs, gradients, strict=True)]
 
 
-def compare(mesh: Mesh, rank: int, **options: Any) -> None:
+def compare(mesh: Mesh, rank: int, *options: dict[str, Any]) -> None:
+    """Compare the executors on a step for each of some options of the plan."""
     module, batch = gpt()
-    plan = Plan(mesh).with_(**options)
-    step = planned(module, batch, plan)
-    alone = InProcessExecutor(mesh, [CPU])
-    expected = run_both(alone, step, [pieces(step, module, batch, mesh, r) for r in alone.ranks])[rank]
-    peers = connect(mesh, CPU, compile=False)
+    placed = place(capture(module, batch), mesh)
+    alone, peers = InProcessExecutor(mesh, [CPU]), connect(mesh, CPU, compile=False)
     assert peers.executor.ranks == (rank,)
-    (found,) = run_both(peers.executor, step, [pieces(step, module, batch, mesh, rank)])
-    assert len(found) == len(expected) == len(step.outputs) + len(step.gradients)
-    # Gloo adds in an order of its own where more than two ranks meet, so bits may differ in the last place there.
-    exact = all(size <= 2 for _, size in mesh.axes)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert torch.equal(mine, theirs) if exact else torch.allclose(mine, theirs, rtol=1e-14, atol=1e-15)
+    for chosen in options:
+        step = schedule(replace(placed, program=placed.program.copy()), Plan(mesh).with_(**chosen))
+        expected = run_both(alone, step, [pieces(step, module, batch, mesh, r) for r in alone.ranks])[rank]
+        (found,) = run_both(peers.executor, step, [pieces(step, module, batch, mesh, rank)])
+        assert len(found) == len(expected) == len(step.outputs) + len(step.gradients)
+        # Gloo adds in an order of its own where more than two ranks meet, so bits may differ in the last place there.
+        exact = all(size <= 2 for _, size in mesh.axes)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert torch.equal(mine, theirs) if exact else torch.allclose(mine, theirs, rtol=1e-14, atol=1e-15)
 
 
 @ranks(mesh="dp=2", backend="gloo")
 def test_dp(mesh: Mesh, world: World) -> None:
-    compare(mesh, world.rank)
-    compare(mesh, world.rank, bucket_bytes=0)
+    compare(mesh, world.rank, {}, {"bucket_bytes": 0})
 
 
 @ranks(mesh="fsdp=2", backend="gloo")
 def test_fsdp(mesh: Mesh, world: World) -> None:
-    compare(mesh, world.rank, bucket_bytes=512)
-    compare(mesh, world.rank, zero_stage=2)
+    compare(mesh, world.rank, {"bucket_bytes": 512}, {"zero_stage": 2})
 
 
 @ranks(mesh="dp=2,fsdp=2")
 def test_both_axes(mesh: Mesh, world: World) -> None:
-    compare(mesh, world.rank)
+    compare(mesh, world.rank, {})
 
 
 @ranks(mesh="dp=3")
