@@ -23,9 +23,10 @@ def at_modules(groups: Sequence[Group], modules: Sequence[str], count: int) -> t
             "the modules with which stages 1 and up begin."
         )
     number_of = groups_of(groups)
-    starts = tuple(number_of[_first(number_of, name)] for name in modules)
-    for before, here, name in zip((0, *starts), starts, modules, strict=False):
-        if here <= before:
+    firsts = [_first(number_of, name) for name in modules]
+    starts = tuple(number_of[node] for node in firsts)
+    for before, here, node, name in zip((0, *starts), starts, firsts, modules, strict=False):
+        if here <= before or _parts_a_buffer(groups[here], node):
             raise PlanError(f"no stage can begin with the module '{name}': {_reason(groups[here], before, here)}")
     return starts
 
@@ -61,6 +62,13 @@ def _first(nodes: Iterable[Node], module: str) -> Node:
         f"no operator of the program is called by a module '{module}'.{nearest(module, known)} Modules with operators "
         f"are {', '.join(list(known)[:20])}{', ...' if len(known) > 20 else ''}."
     )
+
+
+def _parts_a_buffer(group: Group, node: Node) -> bool:
+    """Whether a buffer holds the first call of a module together with one of a module before, not one around it."""
+    path = str(node.meta.get("module") or "")
+    before = [str(other.meta.get("module") or "") for other in group.nodes[: group.nodes.index(node)]]
+    return bool(group.buffers) and any(other and not f"{path}.".startswith(f"{other}.") for other in before)
 
 
 def _reason(group: Group, before: int, here: int) -> str:
