@@ -97,9 +97,19 @@ def test_a_run_directory_holds_all_that_the_run_was(recipe, tmp_path, capsys):
         assert phrase in said
 
 
-def test_stopped_and_resumed_on_two_processes_it_is_the_uninterrupted_run_bit_for_bit(recipe, tmp_path):
+def assert_says(out: Path, start: str, capfd) -> None:
+    """Check that a run on two ranks tells everywhere what is between them."""
+    words = yaml.safe_load((out / "plan.yaml").read_text())["between_ranks"]
+    assert words.startswith(start)
+    assert f"between ranks: {words}" in capfd.readouterr().out
+    for rank in range(2):
+        assert f"between ranks: {words}" in (out / "logs" / f"rank-{rank}.log").read_text()
+
+
+def test_stopped_and_resumed_on_two_processes_it_is_the_uninterrupted_run_bit_for_bit(recipe, tmp_path, capfd):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     run(recipe(mesh="dp=2"), straight, ranks=2)
+    assert_says(straight, "gloo" if shm.unavailable() is not None else "shared memory", capfd)
     path = recipe(mesh="dp=2", callbacks=[f"{__file__}:StopsTheJob"])
     with pytest.raises(SystemExit) as end:
         run(path, stopped, ranks=2)
@@ -112,14 +122,9 @@ def test_stopped_and_resumed_on_two_processes_it_is_the_uninterrupted_run_bit_fo
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("backend", ["auto", "gloo"])
-def test_a_run_says_what_is_between_its_ranks(recipe, tmp_path, capfd, backend):
-    run(recipe(mesh="dp=2", train={"steps": 2, "batch": 4}), tmp_path, f"backend={backend}", ranks=2)
-    words = yaml.safe_load((tmp_path / "plan.yaml").read_text())["between_ranks"]
-    assert words.startswith("gloo" if backend == "gloo" or shm.unavailable() is not None else "shared memory")
-    assert f"between ranks: {words}" in capfd.readouterr().out
-    for rank in range(2):
-        assert f"between ranks: {words}" in (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+def test_a_run_on_gloo_says_so(recipe, tmp_path, capfd):
+    run(recipe(mesh="dp=2", train={"steps": 2, "batch": 4}), tmp_path, "backend=gloo", ranks=2)
+    assert_says(tmp_path, "gloo", capfd)
 
 
 def test_a_run_goes_on_at_another_mesh(recipe, tmp_path):

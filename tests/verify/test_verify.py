@@ -31,7 +31,7 @@ def test_plans_are_equal_to_serial(family: str, mesh: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "mesh", "dtype"),
-    [("gpt", "dp=2,fsdp=2", "float64"), ("llama", "fsdp=2", "float64"), ("resnet", "dp=3", "float32")],
+    [("gpt", "dp=2,fsdp=2", "float64"), ("llama", "fsdp=2", "float64"), ("own", "dp=3", "float32")],
 )
 def test_processes_agree_too(family: str, mesh: str, dtype: str) -> None:
     report = verify(f"tests.models:{family}", mesh, dtype=dtype)
