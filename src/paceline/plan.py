@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, Self
 
 from paceline.errors import PlanError, nearest
 
+WIRES = ("exact", "bfloat16", "int8")
+"""What tensors may be sent as between stages."""
+
 
 class Axis(Enum):
     """What an axis of the mesh means for the solver."""
@@ -24,6 +27,7 @@ class Axis(Enum):
     SP = "sp"
     HW = "hw"
     AUTO = "auto"
+    PP = "pp"
 
     @property
     def summary(self) -> str:
@@ -35,6 +39,7 @@ class Axis(Enum):
             Axis.SP: "the time axis of sequences is split, parameters are replicated",
             Axis.HW: "the height or the width of images is split, parameters are replicated",
             Axis.AUTO: "whatever the solver finds cheapest",
+            Axis.PP: "stages: each rank has some of the layers, and micro-batches flow from rank to rank",
         }[self]
 
     @property
@@ -102,6 +107,24 @@ class Mesh:
                 part = part * self[name] + index
         return part
 
+    @property
+    def stage_ranks(self) -> int:
+        """Among how many ranks stages are divided; 1 without a pipeline."""
+        return dict(self.axes).get(Axis.PP.value, 1)
+
+    @property
+    def inner(self) -> Mesh:
+        """The mesh that every stage is placed on: all axes but the pipeline."""
+        return Mesh(tuple(axis for axis in self.axes if axis[0] != Axis.PP.value))
+
+    def split_rank(self, rank: int) -> tuple[int, int]:
+        """Return where `rank` stands in the pipeline, and its rank on the inner mesh."""
+        where = self.coordinate(rank)
+        stage_rank, inner = where.pop(Axis.PP.value, 0), 0
+        for name, index in where.items():
+            inner = inner * self[name] + index
+        return stage_rank, inner
+
     def __getitem__(self, axis: str) -> int:
         return dict(self.axes)[axis]
 
@@ -158,6 +181,46 @@ class Pin(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PipelinePlan:
+    """How micro-batches flow through the stages of a pipeline.
+
+    Attributes:
+        schedule: the name of one (see `paceline schedule --help`), or a file that holds one (`.json`).
+        micro_batches: pieces in which a batch flows that is given in one; None: twice the ranks of the pipeline, or as
+            many as it has samples.
+        chunks: stages per rank, for schedules that interleave them.
+        boundaries: modules at which stages begin, by name, all but the first; without them cuts are chosen by cost.
+        wire: what activations and gradients are sent as: `exact`, or rounded to `bfloat16` or `int8`.
+        recompute: stages that compute their forward pass again instead of keeping what it saved.
+    """
+
+    schedule: str = "1f1b"
+    micro_batches: int | None = None
+    chunks: int = 1
+    boundaries: tuple[str, ...] = ()
+    wire: str = "exact"
+    recompute: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.wire not in WIRES:
+            raise PlanError(f"wire is '{self.wire}'; choose one of {', '.join(WIRES)}.{nearest(self.wire, WIRES)}")
+        for name, value in (("micro_batches", self.micro_batches), ("chunks", self.chunks)):
+            if value is not None and value < 1:
+                raise PlanError(f"{name} is {value}; it is a whole number from 1.")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read plain values.
+
+        Raises:
+            PlanError: a key is unknown.
+        """
+        _check_keys(values, list(cls.__dataclass_fields__), "pipeline")
+        lists = {name: tuple(values[name]) for name in ("boundaries", "recompute") if name in values}
+        return cls(**{**values, **lists})
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a program is split and run. The plan in a run directory (`plan.yaml`) is the one that executes.
 
@@ -170,6 +233,7 @@ class Plan:
         pins: placements of parameters that the user chose; where several match a parameter, the last one counts.
         memory_bytes: what a rank may hold of parameters, gradients, optimizer state (two values each) and what the
             backward pass reads of the forward pass; None sets no limit. Asked for less, the solver splits more.
+        pipeline: how micro-batches flow through stages, where the mesh has the axis `pp`.
     """
 
     mesh: Mesh = field(default_factory=Mesh)
@@ -178,6 +242,7 @@ class Plan:
     compile: bool = False
     pins: tuple[Pin, ...] = ()
     memory_bytes: int | None = None
+    pipeline: PipelinePlan = PipelinePlan()
 
     def __post_init__(self) -> None:
         if self.zero_stage not in (2, 3):
@@ -212,9 +277,13 @@ class Plan:
         Raises:
             PlanError: a key is unknown.
         """
-        known = list(cls.__dataclass_fields__)
-        for key in values:
-            if key not in known:
-                raise PlanError(f"unknown plan key '{key}'; known keys: {', '.join(known)}.{nearest(key, known)}")
+        _check_keys(values, list(cls.__dataclass_fields__), "plan")
         mesh, pins = Mesh.parse(str(values.get("mesh", ""))), tuple(map(Pin.parse, values.get("pins", ())))
-        return cls(**{**values, "mesh": mesh, "pins": pins})
+        pipeline = PipelinePlan.from_dict(values.get("pipeline", {}))
+        return cls(**{**values, "mesh": mesh, "pins": pins, "pipeline": pipeline})
+
+
+def _check_keys(values: Mapping[str, Any], known: list[str], what: str) -> None:
+    for key in values:
+        if key not in known:
+            raise PlanError(f"unknown {what} key '{key}'; known keys: {', '.join(known)}.{nearest(key, known)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paceline.plan import Pin
+from paceline.plan import Pin, PipelinePlan
 
 
 class Launch(StrEnum):
@@ -52,6 +53,39 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, as in --set train.steps=100."),
 ]
+
+
+Schedule = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        metavar="S",
+        help="How micro-batches flow through pp: 1f1b, gpipe, zb-h1, ...; see paceline schedule.",
+    ),
+]
+MicroBatches = Annotated[
+    int | None, typer.Option("--micro-batches", metavar="M", min=1, help="Pieces in which a batch flows through pp.")
+]
+Chunks = Annotated[
+    int | None, typer.Option("--chunks", min=1, help="Stages per rank of pp, for schedules that interleave them.")
+]
+Boundaries = Annotated[
+    str | None,
+    typer.Option("--boundaries", metavar="NAMES", help="Modules with which stages begin, as in blocks.2,blocks.4."),
+]
+
+
+def pipeline_with(
+    plan: PipelinePlan, schedule: str | None, micro_batches: int | None, chunks: int | None, boundaries: str | None
+) -> PipelinePlan:
+    """Return how micro-batches flow, with what the options say."""
+    return replace(
+        plan,
+        schedule=schedule or plan.schedule,
+        micro_batches=micro_batches or plan.micro_batches,
+        chunks=chunks or plan.chunks,
+        boundaries=plan.boundaries if boundaries is None else tuple(filter(None, boundaries.split(","))),
+    )
 
 
 def assignments(

@@ -8,7 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.options import Backend, BackendOption, JsonFile, Launch, LaunchOption, Pins, Sets, assignments
+from paceline.cli.options import (
+    Backend,
+    BackendOption,
+    Boundaries,
+    Chunks,
+    JsonFile,
+    Launch,
+    LaunchOption,
+    MicroBatches,
+    Pins,
+    Schedule,
+    Sets,
+    assignments,
+    pipeline_with,
+)
 from paceline.cli.output import write_json
 from paceline.errors import RecipeError
 from paceline.plan import Pin, Plan
@@ -35,6 +49,10 @@ def verify(
     ] = None,
     sets: Sets = None,
     pins: Pins = None,
+    schedule: Schedule = None,
+    micro_batches: MicroBatches = None,
+    chunks: Chunks = None,
+    boundaries: Boundaries = None,
     launch: LaunchOption = None,
     backend: BackendOption = None,
     json_file: JsonFile = None,
@@ -47,12 +65,14 @@ def verify(
 
         paceline verify recipes/gpt-stdlib.yaml --mesh dp=2,fsdp=2
         paceline verify --model my_model.py:build --mesh fsdp=2 --json equal.json
+        paceline verify --model my_model.py:build --mesh dp=2,pp=2 --schedule zb-h1 --micro-batches 4
     """
     if (recipe is None) == (model is None):
         raise RecipeError("name what to verify: either a RECIPE or --model FACTORY.")
 
     arguments: dict[str, Any] = {}
     pinned = tuple(map(Pin.parse, pins or []))
+    flow = Plan.pipeline
     if recipe is not None:
         from paceline.train.recipe import load_recipe
 
@@ -61,6 +81,8 @@ def verify(
         mesh = str(loaded.mesh)
         zero_stage = zero_stage or loaded.plan().zero_stage
         pinned = loaded.plan().pins
+        flow = loaded.plan().pipeline
+        micro_batches = micro_batches or loaded.train.micro_batches
         backend = Backend(loaded.backend)
     elif mesh is None:
         raise RecipeError("name the mesh to verify on, as in --mesh fsdp=2.")
@@ -82,6 +104,7 @@ def verify(
             backend=(backend or Backend.AUTO).value,
             zero_stage=zero_stage or Plan.zero_stage,
             pins=pinned,
+            pipeline=pipeline_with(flow, schedule, micro_batches, chunks, boundaries),
             tell=status.update,
         )
     report.print(console)

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline.errors import PlanError
 from paceline.placement.dimensions import Dimension, Dimensions
 from paceline.placement.placements import REPLICATE, Placement, Shape, Shard, divides
 from paceline.plan import Axis
@@ -62,6 +63,9 @@ def intent_of(axis: Axis, *, split_batch: bool, saves_memory: bool = False) -> I
         split_batch: False for a batch too small to divide.
         saves_memory: what ranks hold is limited, so that `tp` splits also what it would keep whole, and `sp` does not
             gather keys and values.
+
+    Raises:
+        PlanError: the axis is that of a pipeline.
     """
     match axis:
         case Axis.DP | Axis.FSDP:
@@ -77,6 +81,8 @@ def intent_of(axis: Axis, *, split_batch: bool, saves_memory: bool = False) -> I
             return Intent(avoid=_DATA, regions=regions, parameters=Parameters.SPLIT)
         case Axis.AUTO:
             return Intent(parameters=Parameters.FREE)
+        case Axis.PP:
+            raise PlanError("an axis of stages splits no tensor; place the program on the other axes (`mesh.inner`).")
 
 
 _STRIPES = (8, 4, 2)

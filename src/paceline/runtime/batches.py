@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch.utils._pytree as pytree
 from torch import Tensor
@@ -14,7 +14,7 @@ from paceline.plan import Axis, Mesh
 from paceline.program.capture import Batch, batch_leaves
 from paceline.program.program import InputRole
 from paceline.runtime.executor import local_piece
-from paceline.runtime.step import PlacedInput, Step
+from paceline.runtime.step import PlacedInput
 
 Where = Sequence[tuple[int, int]]
 """(index, ranks) of a rank along each axis, outermost first."""
@@ -33,13 +33,22 @@ def grown(batch: Batch, count: int) -> Any:
     return pytree.tree_map_only(Tensor, grow, batch)
 
 
-def pieces_of_whole(step: Step, batch: Batch, where: Where) -> dict[str, Tensor]:
+class HasInputs(Protocol):
+    """A step of any kind: on which mesh its inputs are placed, and how."""
+
+    @property
+    def mesh(self) -> Mesh: ...  # noqa: D102
+    @property
+    def inputs(self) -> tuple[PlacedInput, ...]: ...  # noqa: D102
+
+
+def pieces_of_whole(step: HasInputs, batch: Batch, where: Where) -> dict[str, Tensor]:
     """Return a rank's pieces of a global batch."""
     leaves = batch_leaves(batch)
     return {placed.item.name: local_piece(leaves[placed.item.name], placed.placements, where) for placed in _of(step)}
 
 
-def pieces_of_part(step: Step, batch: Batch, where: Where, index: int) -> dict[str, Tensor]:
+def pieces_of_part(step: HasInputs, batch: Batch, where: Where, index: int) -> dict[str, Tensor]:
     """Return a rank's pieces of a global batch of which part `index` is given.
 
     Axes that split no samples may cut that part further: the time of sequences, say.
@@ -51,7 +60,7 @@ def pieces_of_part(step: Step, batch: Batch, where: Where, index: int) -> dict[s
     return {placed.item.name: _piece(step.mesh, leaves[placed.item.name], placed, where, index) for placed in _of(step)}
 
 
-def _of(step: Step) -> list[PlacedInput]:
+def _of(step: HasInputs) -> list[PlacedInput]:
     return [placed for placed in step.inputs if placed.item.role is InputRole.BATCH]
 
 

@@ -7,18 +7,45 @@ Training loops, checkpoints and users know this interface only.
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import PlanError
 from paceline.placement.placements import Placement
 from paceline.plan import Plan
+from paceline.program.capture import Batch
 from paceline.runtime.peers import Peers
 from paceline.runtime.planning import Startup
 from paceline.runtime.state import Shard, Tree
+
+
+class Portion(Protocol):
+    """A micro-batch of a step.
+
+    Attributes:
+        batch: this process's samples: keyword arguments (a dictionary) or positional ones (a tuple).
+        whole: every process holds all samples of the micro-batch, because there are too few to divide.
+        samples: samples of the micro-batch over all ranks.
+    """
+
+    @property
+    def batch(self) -> Batch: ...  # noqa: D102
+    @property
+    def whole(self) -> bool: ...  # noqa: D102
+    @property
+    def samples(self) -> int: ...  # noqa: D102
+
+
+class Accumulated(NamedTuple):
+    """The mean loss over several micro-batches, and the weight of that mean."""
+
+    loss: float
+    weight: float
 
 
 class ParallelModule(nn.Module, ABC):
@@ -76,6 +103,54 @@ class ParallelModule(nn.Module, ABC):
         self._seed, self._calls = None, self._calls + 1
         return seed
 
+    def accumulate(self, portions: Sequence[Portion], seeds: Sequence[int], *, equal: bool) -> Accumulated:
+        """Leave the gradient of the mean loss over all portions together; return that loss and its weight.
+
+        A mean of means is not the mean when micro-batches hold unequal numbers of tokens, so each loss counts by its
+        weight, relative to the first one's (which keeps gradients in range, and exact when weights are equal).
+
+        Args:
+            portions: the micro-batches of a step.
+            seeds: of the random operators of each.
+            equal: all count alike, whatever their losses are means over.
+
+        Raises:
+            PlanError: there are several, and nobody knows what their losses count by.
+        """
+        losses: list[Tensor] = []
+        weights: list[float] = []
+        for portion, seed in zip(portions, seeds, strict=True):
+            self.seed(seed)
+            loss = self.loss_of(portion)
+            weight = 1.0 if equal else self.weight_of(portion, of=len(portions))
+            if weight == 0 and len(portions) > 1:
+                continue  # no valid token on any rank: a loss of 0/0 that counts for nothing
+            losses.append(loss.detach())
+            weights.append(weight)
+            scaled = loss if len(weights) == 1 else loss * (weight / weights[0])
+            scaled.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        if len(weights) <= 1:
+            return Accumulated(float(losses[0]), weights[0]) if losses else Accumulated(math.nan, 0.0)
+        total = sum(weights)
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, weights[0] / total)
+        return Accumulated(math.fsum(w * float(x) for w, x in zip(weights, losses, strict=True)) / total, total)
+
+    def loss_of(self, portion: Portion) -> Tensor:
+        """The loss of a portion: divided among the ranks, or computed whole on each when it cannot be."""
+        forward = self.whole if portion.whole else self.local
+        batch = portion.batch
+        return forward(**batch) if isinstance(batch, dict) else forward(*batch)
+
+    def weight_of(self, portion: Portion, of: int) -> float:
+        """What the last loss counts by, among `of` portions."""
+        try:
+            return self.last_weight
+        except PlanError:
+            if of > 1:
+                raise
+            return float(portion.samples)  # alone it needs no weight; this one is for the reports
+
     @property
     @abstractmethod
     def last_weight(self) -> float:
@@ -130,6 +205,17 @@ class ParallelModule(nn.Module, ABC):
         Raises:
             CheckpointError: names or shapes differ; nothing was changed.
         """
+
+
+def as_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+    """Return the arguments of a call as a batch.
+
+    Raises:
+        PlanError: there are both positional and keyword arguments.
+    """
+    if args and kwargs:
+        raise PlanError("give the batch as positional or as keyword arguments, not both: programs name inputs by them.")
+    return kwargs if kwargs else args
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,39 +20,14 @@ from paceline.runtime.batches import grown, pieces_of_part, pieces_of_whole
 from paceline.runtime.executor import RankValues
 from paceline.runtime.fallback import FallbackModule
 from paceline.runtime.fallback_kind import Fallback
-from paceline.runtime.interface import ParallelModule, seeded
+from paceline.runtime.interface import ParallelModule, as_batch, seeded
 from paceline.runtime.peers import Peers, connect, in_process
-from paceline.runtime.planning import Planner, Startup
+from paceline.runtime.pipeline.build import pipelined
+from paceline.runtime.planning import Planner, Startup, StepMaker
 from paceline.runtime.state import LocalState, Shard
 from paceline.runtime.step import Step
 
 __all__ = ["ParallelModule", "PlacedModule", "Shard", "parallelize"]
-
-
-@overload
-def parallelize(
-    module: nn.Module,
-    batch: Batch,
-    plan: Plan | None = None,
-    *,
-    devices: Sequence[torch.device | str] | None = None,
-    autocast: torch.dtype | None = None,
-    lifted: bool = False,
-    fallback: None = None,
-) -> PlacedModule: ...
-
-
-@overload
-def parallelize(
-    module: nn.Module,
-    batch: Batch,
-    plan: Plan | None = None,
-    *,
-    devices: Sequence[torch.device | str] | None = None,
-    autocast: torch.dtype | None = None,
-    lifted: bool = False,
-    fallback: str | None,
-) -> ParallelModule: ...
 
 
 def parallelize(
@@ -98,14 +73,17 @@ def parallelize(
         first = next(iter(module.parameters()), None)
         device = first.device if first is not None else torch.device("cpu")
         peers = connect(plan.mesh, device, compile=plan.compile)
-    planner = Planner(module, plan, peers, autocast, lifted=lifted)
     try:
+        if plan.mesh.stage_ranks > 1:
+            return pipelined(module, batch, plan, peers, autocast, lifted=lifted)
+        planner = Planner(module, plan, peers, autocast, StepMaker(), lifted=lifted)
         step = planner.step(batch, training=True, split=True)
     except CaptureError as error:  # on every rank, so that all of them take the fallback or none does
         if wrapping is None:
             raise
         return FallbackModule(module, plan, peers, wrapping, autocast=autocast, reason=str(error))
-    return PlacedModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers, planner.hollow))
+    state = LocalState(module, step.inputs, step.aliases, plan.mesh, peers, planner.hollow)
+    return PlacedModule(plan, planner, peers, state)
 
 
 def place_in_process(program: Program, module: nn.Module, batch: Batch, plan: Plan) -> PlacedModule:
@@ -121,15 +99,16 @@ def place_in_process(program: Program, module: nn.Module, batch: Batch, plan: Pl
         PlanError, PlacementError: the program cannot be placed.
     """
     peers = in_process(plan.mesh, [torch.device("cpu")])
-    planner = Planner(module, plan, peers, autocast=None, lifted=False)
+    planner = Planner(module, plan, peers, None, StepMaker(), lifted=False)
     step = planner.adopt(program, batch)
-    return PlacedModule(plan, planner, peers, LocalState(module, step, plan.mesh, peers, planner.hollow))
+    state = LocalState(module, step.inputs, step.aliases, plan.mesh, peers, planner.hollow)
+    return PlacedModule(plan, planner, peers, state)
 
 
 class PlacedModule(ParallelModule):
     """A module that runs its placed program on the ranks of a mesh; the loss is the serial one."""
 
-    def __init__(self, plan: Plan, planner: Planner, peers: Peers, state: LocalState) -> None:
+    def __init__(self, plan: Plan, planner: Planner[Step], peers: Peers, state: LocalState) -> None:
         super().__init__(plan, peers)
         self._planner = planner
         self._state = state
@@ -159,11 +138,11 @@ class PlacedModule(ParallelModule):
 
     def step(self, *args: Any, **kwargs: Any) -> Step:
         """Return what the ranks run for global batches like this one: its two graphs, inputs and placements."""
-        return self._planner.step(_batch(args, kwargs), training=self.training, split=True)
+        return self._planner.step(as_batch(args, kwargs), training=self.training, split=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the serial loss of a global batch, which every process is given whole."""
-        batch = _batch(args, kwargs)
+        batch = as_batch(args, kwargs)
         step = self.step(*args, **kwargs)
         return self._run(step, [pieces_of_whole(step, batch, self._state.where(rank)) for rank in self.ranks])
 
@@ -172,13 +151,13 @@ class PlacedModule(ParallelModule):
         index, count = self.input_shard
         if count == 1:
             return self.forward(*args, **kwargs)
-        batch = _batch(args, kwargs)
+        batch = as_batch(args, kwargs)
         step = self._planner.step(grown(batch, count), training=self.training, split=True)
         return self._run(step, [pieces_of_part(step, batch, self._state.where(rank), index) for rank in self.ranks])
 
     def whole(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss of a batch that is too small to divide: every rank computes all of it."""
-        batch = _batch(args, kwargs)
+        batch = as_batch(args, kwargs)
         step = self._planner.step(batch, training=self.training, split=False)
         return self._run(step, [pieces_of_whole(step, batch, self._state.where(rank)) for rank in self.ranks])
 
@@ -333,9 +312,3 @@ class _Differentiable(torch.autograd.Function):
             values.append(tangent.to(device))
         gradients = ctx.run_backward(saved)
         return None, None, None, *(gradient for values in gradients for gradient in values)
-
-
-def _batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
-    if args and kwargs:
-        raise PlanError("give the batch as positional or as keyword arguments, not both: programs name inputs by them.")
-    return kwargs if kwargs else args

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import safetensors.torch
 import torch
@@ -33,12 +33,14 @@ class Peers:
         devices: the device of each rank here.
         leads: whether this process holds rank 0, which plans for all.
         alone: whether all ranks live in this process.
+        groups: the ranks along each axis that the one here talks to; none where all live in this process.
     """
 
     executor: Executor
     devices: tuple[torch.device, ...]
     leads: bool
     alone: bool
+    groups: Mapping[str, AxisGroup] = field(default_factory=dict)
 
     def from_leader(self, make: Callable[[], Stored]) -> Stored:
         """Return what `make` gives on rank 0. An error of rank 0 is raised on every rank, as the same class."""
@@ -113,7 +115,7 @@ def connect(mesh: Mesh, device: torch.device, *, compile: bool) -> Peers:
         groups = {axis: AxisGroup(group.group_name, where[axis], group) for axis, group in found.items()}
         let_compute_go_first()
     executor = ProcessExecutor(rank, groups, mesh=mesh, compile=compile)
-    return Peers(executor, (device,), leads=rank == 0, alone=size == 1)
+    return Peers(executor, (device,), leads=rank == 0, alone=size == 1, groups=groups)
 
 
 def in_process(mesh: Mesh, devices: list[torch.device]) -> Peers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from paceline.program.program import InputRole
 from paceline.runtime.executor import local_piece
 from paceline.runtime.hollow import Hollow
 from paceline.runtime.peers import Peers
-from paceline.runtime.step import Step
+from paceline.runtime.step import PlacedInput
 
 
 @dataclass(frozen=True)
@@ -50,28 +50,51 @@ class LocalState:
     `modules` holds, for each rank here, a tree of plain modules shaped like the user's, with the local pieces. The only
     rank of a process takes the tensors of the module over: it shares what it has whole, and `hollow` gives back the
     memory of parameters of which it keeps a shard.
+
+    Args:
+        module: where the values come from.
+        inputs: of a step, with the placements of parameters and buffers on `mesh`.
+        aliases: further names of tied ones.
+        mesh: which the ranks of `peers` are arranged on.
+        peers: these ranks.
+        hollow: gives memory back.
+        keep: names of the parameters and buffers that are wanted here; None for all.
+        takes_over: whether the tensors of the module may be kept; by default where there is one rank here.
     """
 
-    def __init__(self, module: nn.Module, step: Step, mesh: Mesh, peers: Peers, hollow: Hollow) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[PlacedInput],
+        aliases: Mapping[str, str],
+        mesh: Mesh,
+        peers: Peers,
+        hollow: Hollow,
+        *,
+        keep: Collection[str] | None = None,
+        takes_over: bool | None = None,
+    ) -> None:
         self._mesh = mesh
         self._peers = peers
         self._placed = {
-            placed.item.name: placed
-            for placed in step.inputs
-            if placed.item.role in (InputRole.PARAMETER, InputRole.BUFFER)
+            placed.item.name: placed for placed in inputs if placed.item.role in (InputRole.PARAMETER, InputRole.BUFFER)
         }
-        self._aliases = step.aliases
-        self.state_names = {name: step.aliases.get(name, name) for name in module.state_dict(keep_vars=True)}
+        self._keep = self._placed.keys() if keep is None else keep
+        self._aliases = aliases
+        self.state_names = {name: aliases.get(name, name) for name in module.state_dict(keep_vars=True)}
         self.pieces: list[dict[str, Tensor]] = [{} for _ in peers.executor.ranks]
         self.modules = [Tree() for _ in peers.executor.ranks]
-        self._cut(module, hollow)
+        self._cut(module, hollow, takes_over=len(self.pieces) == 1 if takes_over is None else takes_over)
 
-    def _cut(self, module: nn.Module, hollow: Hollow) -> None:
-        takes_over = len(self.pieces) == 1
+    def _cut(self, module: nn.Module, hollow: Hollow, *, takes_over: bool) -> None:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         for name, tensor in tensors.items():
             whole = tensor.detach()
             self._peers.broadcast(whole)
+            if name not in self._keep:
+                if takes_over and isinstance(tensor, nn.Parameter):
+                    hollow.release(tensor)
+                continue
             for position, rank in enumerate(self._peers.executor.ranks):
                 piece = local_piece(whole, self._placed[name].placements, self.where(rank))
                 piece = piece.to(self._peers.devices[position])
@@ -86,7 +109,7 @@ class LocalState:
                     if takes_over and not is_whole:
                         hollow.release(tensor)
                 self.pieces[position][name] = piece
-        every = [*self.pieces[0], *self._aliases]
+        every = [*self.pieces[0], *(name for name, first in self._aliases.items() if first in self.pieces[0])]
         for tree, pieces in zip(self.modules, self.pieces, strict=True):
             for name in every:
                 tree.hold(name, pieces[self._aliases.get(name, name)])
@@ -98,6 +121,10 @@ class LocalState:
     def placements(self, name: str) -> tuple[Placement, ...]:
         """Placement of a parameter or buffer along each axis, outermost first."""
         return self._placed[name].placements
+
+    def shape(self, name: str) -> Shape:
+        """Shape of a whole parameter or buffer."""
+        return self._placed[name].shape
 
     def sharded_axes(self, name: str) -> tuple[str, ...]:
         """The axes along which a parameter is split."""
@@ -117,12 +144,11 @@ class LocalState:
 
     def gathered(self) -> dict[str, Tensor]:
         """Return whole tensors on the CPU under all names of the user's `state_dict()`; a collective."""
-        whole: dict[str, Tensor] = {}
-        for name in dict.fromkeys(self.state_names.values()):
-            whole[name] = self._gather(name).cpu()
+        whole = {name: self.gather(name).cpu() for name in dict.fromkeys(self.state_names.values())}
         return {name: whole[original] for name, original in self.state_names.items()}
 
-    def _gather(self, name: str) -> Tensor:
+    def gather(self, name: str) -> Tensor:
+        """Return a whole tensor that is kept here; a collective over the ranks of the mesh."""
         values = [pieces[name].detach() for pieces in self.pieces]
         placements = list(zip(self._mesh.names, self._placed[name].placements, strict=True))
         for axis, placement in reversed(placements):
@@ -139,6 +165,8 @@ class LocalState:
         check_state(state, {name: self._placed[original].shape for name, original in self.state_names.items()})
         with torch.no_grad():
             for name, original in self.state_names.items():
+                if original not in self.pieces[0]:
+                    continue
                 for rank, pieces in zip(self._peers.executor.ranks, self.pieces, strict=True):
                     placements = self._placed[original].placements
                     pieces[original].copy_(local_piece(state[name], placements, self.where(rank)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Graph
 
 from paceline.placement.placements import Partial, Replicate, Shard, parse_placement
 from paceline.plan import Mesh
@@ -20,20 +21,51 @@ _META = ("backward", "module")
 _CODECS = {kind.__name__.lower(): Codec(kind, str, parse_placement) for kind in (Replicate, Partial, Shard)}
 
 
+def graph_as_json(graph: Graph) -> Json:
+    """Return a graph that runs as JSON values."""
+    return graph_to_json(graph, FUNCTIONS, codecs=_CODECS, meta_keys=_META)
+
+
+class GraphReader:
+    """Reads what `graph_as_json` wrote.
+
+    Args:
+        constants: the tensors that travelled beside the graphs.
+        fakes: give the graphs fake tensors, which compiling needs; otherwise only shapes are known.
+    """
+
+    def __init__(self, constants: Mapping[str, Tensor], *, fakes: bool) -> None:
+        self._constants = constants
+        self._values = fake_tensors(fake_mode()) if fakes else None
+
+    def __call__(self, value: Json) -> Graph:
+        """Return the graph."""
+        return graph_from_json(value, FUNCTIONS, self._constants, codecs=_CODECS, values=self._values)
+
+
+def placed_as_json(inputs: Iterable[PlacedInput]) -> Json:
+    """Return inputs and their placements as JSON values."""
+    return [
+        [placed.item.role.value, placed.item.name, list(placed.shape), [str(p) for p in placed.placements]]
+        for placed in inputs
+    ]
+
+
+def placed_from_json(data: Any) -> tuple[PlacedInput, ...]:
+    """Return what `placed_as_json` wrote."""
+    return tuple(
+        PlacedInput(Input(InputRole(role), name), tuple(shape), tuple(map(parse_placement, placements)))
+        for role, name, shape, placements in data
+    )
+
+
 def step_to_json(step: Step) -> dict[str, Json]:
     """Return a step as JSON values; its constants travel beside it."""
-
-    def graph(value: Any) -> Json:
-        return None if value is None else graph_to_json(value, FUNCTIONS, codecs=_CODECS, meta_keys=_META)
-
     return {
         "mesh": str(step.mesh),
-        "forward": graph(step.forward),
-        "backward": graph(step.backward),
-        "inputs": [
-            [placed.item.role.value, placed.item.name, list(placed.shape), [str(p) for p in placed.placements]]
-            for placed in step.inputs
-        ],
+        "forward": graph_as_json(step.forward),
+        "backward": None if step.backward is None else graph_as_json(step.backward),
+        "inputs": placed_as_json(step.inputs),
         "outputs": [[item.role.value, item.name] for item in step.outputs],
         "gradients": list(step.gradients),
         "aliases": dict(step.aliases),
@@ -50,21 +82,12 @@ def step_from_json(data: Mapping[str, Json], constants: Mapping[str, Tensor], *,
         constants: the tensors that travelled beside them.
         fakes: give the graphs fake tensors, which compiling needs; otherwise only shapes are known.
     """
-    values = fake_tensors(fake_mode()) if fakes else None
-
-    def graph(value: Json) -> Any:
-        if value is None:
-            return None
-        return graph_from_json(value, FUNCTIONS, constants, codecs=_CODECS, values=values)
-
+    graph = GraphReader(constants, fakes=fakes)
     return Step(
         mesh=Mesh.parse(data["mesh"]),
         forward=graph(data["forward"]),
-        backward=graph(data["backward"]),
-        inputs=tuple(
-            PlacedInput(Input(InputRole(role), name), tuple(shape), tuple(map(parse_placement, placements)))
-            for role, name, shape, placements in data["inputs"]
-        ),
+        backward=None if data["backward"] is None else graph(data["backward"]),
+        inputs=placed_from_json(data["inputs"]),
         outputs=tuple(Output(OutputRole(role), name) for role, name in data["outputs"]),
         gradients=tuple(data["gradients"]),
         constants=dict(constants),

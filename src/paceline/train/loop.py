@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.errors import CheckpointError, DataError, NonFiniteError, PlanError
+from paceline.errors import CheckpointError, DataError, NonFiniteError
 from paceline.train.callbacks import (
     Callback,
     CheckpointReport,
@@ -170,47 +170,9 @@ class Trainer:
         return loss, norm, weight, rate
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
-        """Leave the gradient of the mean loss over all micro-batches together; return that loss and its weight.
-
-        A mean of means is not the mean when micro-batches hold unequal numbers of tokens, so each loss counts by its
-        weight, relative to the first one's (which keeps gradients in range, and exact when weights are equal).
-        """
-        module = self.module
-        losses: list[Tensor] = []
-        weights: list[float] = []
-        for index, micro_batch in enumerate(micro_batches):
-            module.seed(derived_seed(self.settings.seed, self.step, index))
-            loss = self._loss(micro_batch)
-            weight = self._weight(micro_batch, of=len(micro_batches))
-            if weight == 0 and len(micro_batches) > 1:
-                continue  # no valid token on any rank: a loss of 0/0 that counts for nothing
-            losses.append(loss.detach())
-            weights.append(weight)
-            scaled = loss if len(weights) == 1 else loss * (weight / weights[0])
-            scaled.backward()  # type: ignore[no-untyped-call]  # untyped in torch
-        if len(weights) <= 1:
-            return (float(losses[0]), weights[0]) if losses else (math.nan, 0.0)
-        total = sum(weights)
-        gradients = [p.grad for p in module.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, weights[0] / total)
-        return math.fsum(w * float(x) for w, x in zip(weights, losses, strict=True)) / total, total
-
-    def _weight(self, micro_batch: MicroBatch, of: int) -> float:
-        """What the last loss counts by, among `of` micro-batches."""
-        if self.settings.equal_weights:
-            return 1.0
-        try:
-            return self.module.last_weight
-        except PlanError:
-            if of > 1:
-                raise
-            return float(micro_batch.samples)  # alone it needs no weight; this one is for the reports
-
-    def _loss(self, micro_batch: MicroBatch) -> Tensor:
-        """The loss of a micro-batch: divided among the ranks, or computed whole on each when it cannot be."""
-        forward = self.module.whole if micro_batch.whole else self.module.local
-        batch = micro_batch.batch
-        return forward(**batch) if isinstance(batch, dict) else forward(*batch)
+        """Leave the gradient of the mean loss over all micro-batches together; return that loss and its weight."""
+        seeds = [derived_seed(self.settings.seed, self.step, index) for index in range(len(micro_batches))]
+        return self.module.accumulate(micro_batches, seeds, equal=self.settings.equal_weights)
 
     def validate(self) -> ValidationReport | None:
         """Return the mean loss over the validation data, in eval mode, and tell the callbacks."""
@@ -221,8 +183,8 @@ class Trainer:
         loss, total = 0.0, 0.0
         with torch.no_grad():
             for micro_batch in self.validation():
-                value = float(self._loss(micro_batch))
-                weight = self._weight(micro_batch, of=1)
+                value = float(self.module.loss_of(micro_batch))
+                weight = 1.0 if self.settings.equal_weights else self.module.weight_of(micro_batch, of=1)
                 if weight > 0:
                     loss += value * weight
                     total += weight

@@ -29,7 +29,7 @@ from torch import nn
 
 from paceline.errors import PlacementError, PlanError, RecipeError, nearest
 from paceline.placement.placements import Partial, parse_placement
-from paceline.plan import Mesh, Pin, Plan
+from paceline.plan import Mesh, Pin, PipelinePlan, Plan
 from paceline.runtime.fallback_kind import Fallback
 from paceline.train.complaints import complaint, complaints
 from paceline.train.data.config import DataConfig
@@ -106,6 +106,16 @@ class ModelSection(Section):
     args: dict[str, Any] = {}
 
 
+class PipelineSection(Section):
+    """How micro-batches flow through stages, `train.micro_batches` of them; see `paceline.plan.PipelinePlan`."""
+
+    schedule: str = PipelinePlan.schedule
+    chunks: Count = PipelinePlan.chunks
+    boundaries: tuple[str, ...] = ()
+    wire: Literal["exact", "bfloat16", "int8"] = "exact"
+    recompute: tuple[CountOrZero, ...] = ()
+
+
 class PlanSection(Section):
     """How the plan runs; see `paceline.plan.Plan`, whose defaults these are."""
 
@@ -114,6 +124,7 @@ class PlanSection(Section):
     compile: Flag = Plan.compile
     pins: Pins = {}
     memory_bytes: Count | None = None
+    pipeline: PipelineSection = PipelineSection()
 
 
 class ValidateSection(Section):
@@ -284,6 +295,8 @@ class Recipe(Section):
             compile=compiled,
             pins=tuple(Pin.parse(f"{pattern}:{where}") for pattern, where in section.pins.items()),
             memory_bytes=section.memory_bytes,
+            # What the loader yields is a micro-batch already.
+            pipeline=PipelinePlan(micro_batches=1, **dict(section.pipeline)),
         )
 
     @model_validator(mode="after")

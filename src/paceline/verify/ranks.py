@@ -17,12 +17,13 @@ from paceline.program.program import Program
 from paceline.runtime.job.rendezvous import join
 from paceline.runtime.job.world import ONE_PROCESS, Backend
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize, place_in_process
+from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.state import Shard
 from paceline.verify.compare import Key, Kind, gap, largest_gap, loss_name
 from paceline.verify.precision import Precision
 from paceline.verify.steps import run_steps
 from paceline.verify.subject import Subject, batches
-from paceline.verify.traffic import Volume, traffic
+from paceline.verify.traffic import Volume, pipeline_traffic, traffic
 
 START, REFERENCE = "start.safetensors", "reference.safetensors"
 
@@ -137,10 +138,15 @@ def find_in_process(job: Job, program: Program) -> Finding:
     `program` was captured from the module, and is lifted where the comparison is in float64.
     """
     module, batch = job.subject.build(job.directory / START)
+    if job.plan.mesh.stage_ranks > 1:  # micro-batches have programs of their own
+        precision = job.subject.precision
+        lifted = precision is Precision.FLOAT64
+        here = parallelize(module, batch, job.plan, devices=["cpu"], autocast=precision.autocast, lifted=lifted)
+        return _train(job, here, batch, ONE_PROCESS)
     return _train(job, place_in_process(program, module, batch, job.plan), batch, ONE_PROCESS)
 
 
-def _train(job: Job, parallel: PlacedModule, batch: Batch, backend: Backend) -> Finding:
+def _train(job: Job, parallel: ParallelModule, batch: Batch, backend: Backend) -> Finding:
     gaps: dict[Key, float] = {}
 
     def differentiate(batch: Batch, seed: int) -> float:
@@ -163,9 +169,21 @@ def _train(job: Job, parallel: PlacedModule, batch: Batch, backend: Backend) -> 
     _compare(parallel, {Kind.PARAMETER, Kind.BUFFER}, job.directory / REFERENCE, gaps)
     for number, (loss, reference) in enumerate(zip(losses, job.losses, strict=True)):
         gaps[Kind.LOSS, loss_name(number)] = gap(loss, reference)
+    forward, backward, unknown = _communicated(parallel, batch)
+    return Finding(tuple(losses), gaps, forward, backward, backend, unknown)
+
+
+def _communicated(
+    parallel: ParallelModule, batch: Batch
+) -> tuple[dict[str, Volume], dict[str, Volume], tuple[str, ...]]:
+    """What the first rank here communicates in a step, by pass and kind; and the operators without a rule."""
     args, kwargs = as_call(batch)
+    if isinstance(parallel, PipelinedModule):
+        steps = parallel.steps(*args, **kwargs)
+        return *pipeline_traffic(steps, parallel.here[0].stages), steps[0].unknown_operators
+    assert isinstance(parallel, PlacedModule), "no fallback was asked for"
     step = parallel.step(*args, **kwargs)
-    return Finding(tuple(losses), gaps, traffic(step.forward), traffic(step.backward), backend, step.unknown_operators)
+    return traffic(step.forward), traffic(step.backward), step.unknown_operators
 
 
 def _compare(parallel: ParallelModule, kinds: set[Kind], reference: Path, gaps: dict[Key, float]) -> None:

@@ -19,6 +19,21 @@ _WORST = 8
 
 
 @dataclass(frozen=True)
+class Flow:
+    """How micro-batches flowed through the stages of a pipeline, and what they were sent as."""
+
+    schedule: str
+    micro_batches: int
+    wire: str
+
+    def __str__(self) -> str:
+        """`schedule 1f1b: 8 micro-batches`; what is rounded on the way is said."""
+        many = f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"
+        rounded = "" if self.wire == "exact" else f", sent as {self.wire}: rounded, so not equal to serial"
+        return f"schedule {self.schedule}: {many}{rounded}"
+
+
+@dataclass(frozen=True)
 class Report:
     """The result of comparing a plan with the unmodified module run serially.
 
@@ -30,6 +45,7 @@ class Report:
         eager: of the captured program from the unmodified module, the worst first.
         forward, backward: collectives of one step on each rank, by kind.
         unknown_operators: operators without a rule, which every rank computes whole.
+        pipeline: how micro-batches flowed; None where there are no stages.
         first: the first difference along the program; None when there is none, or none in one process.
     """
 
@@ -47,6 +63,7 @@ class Report:
     forward: dict[str, Volume]
     backward: dict[str, Volume]
     unknown_operators: tuple[str, ...] = ()
+    pipeline: Flow | None = None
     first: FirstDifference | None = None
 
     @property
@@ -76,6 +93,7 @@ class Report:
             "backend": self.backend.name,
             "between_ranks": self.backend.words,
             "zero_stage": self.zero_stage,
+            "pipeline": None if self.pipeline is None else asdict(self.pipeline),
             "steps": self.steps,
             "loss": {"serial": self.serial[0], "parallel": _finite(self.parallel[0])},
             "losses": {"serial": list(self.serial), "parallel": list(map(_finite, self.parallel))},
@@ -102,6 +120,8 @@ class Report:
             f"{self.steps} step{'s' * (self.steps > 1)}",
             highlight=False,
         )
+        if self.pipeline is not None:
+            console.print(str(self.pipeline), highlight=False)
         if self.backend != ONE_PROCESS:
             console.print(f"between ranks: {self.backend.words}", highlight=False, markup=False, soft_wrap=True)
         console.print(

@@ -20,19 +20,21 @@ from torch import nn
 
 from paceline.errors import RecipeError, nearest
 from paceline.placement.fitting import check_batch
-from paceline.plan import Mesh, Pin, Plan
+from paceline.plan import Mesh, Pin, PipelinePlan, Plan
 from paceline.program.build import Factory, batch_size
 from paceline.program.capture import Batch, capture
 from paceline.program.precision import lift
 from paceline.program.program import Program
 from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch as launch_ranks
+from paceline.runtime.pipeline.pieces import count_for
 from paceline.verify.compare import Key, differences, gaps
+from paceline.verify.division import Programs, division_for
 from paceline.verify.locate import first_difference
 from paceline.verify.precision import Precision
 from paceline.verify.ranks import REFERENCE, START, Finding, Job, find_in_process, finding_file
-from paceline.verify.report import Report
-from paceline.verify.serial import Trajectory, run_eager, run_program
+from paceline.verify.report import Flow, Report
+from paceline.verify.serial import Division, Trajectory, run_eager, run_program, undivided
 from paceline.verify.subject import Subject, batches, save_start
 
 _E = TypeVar("_E", bound=Enum)
@@ -57,6 +59,7 @@ def verify(
     backend: str = "auto",
     zero_stage: int = Plan.zero_stage,
     pins: tuple[Pin, ...] = (),
+    pipeline: PipelinePlan = Plan.pipeline,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compare a plan with the unmodified module, run serially from the same weights on the same samples.
@@ -74,6 +77,7 @@ def verify(
         backend: what carries tensors between processes: `shm`, `gloo` or `auto`.
         zero_stage: see `Plan`.
         pins: see `Plan`.
+        pipeline: how micro-batches flow, where the mesh has the axis `pp`.
         tell: is told what is being done, in a few words.
 
     Raises:
@@ -88,7 +92,8 @@ def verify(
     how = _choice(Launch, launch, "launch")
     choice = Choice.parse(backend)
     subject = Subject(factory, dict(arguments or {}), _choice(Precision, dtype, "dtype"))
-    plan = Plan(Mesh.parse(mesh) if isinstance(mesh, str) else mesh, zero_stage=zero_stage, pins=pins)
+    parsed = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    plan = Plan(parsed, zero_stage=zero_stage, pins=pins, pipeline=pipeline)
     if how is Launch.PROCESSES:
         subject = replace(subject, factory=_name_of(factory))
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
@@ -108,14 +113,15 @@ class Comparison:
         self._steps = steps
         self._directory = directory
         self._tell = tell
+        self._references: dict[tuple[int, int] | None, _Serial] = {}
 
     def report(self, plan: Plan, launch: Launch, backend: Choice = Choice.AUTO) -> Report:
         """Train by a plan and compare; for the errors, see `verify`."""
         _, batch = self._start
         size = batch_size(batch)
         assert size is not None
-        check_batch(size, plan.mesh)
-        serial, precision = self._serial, self._subject.precision
+        check_batch(size, plan.mesh.inner)
+        serial, precision = self._serial(plan), self._subject.precision
         self._tell(f"training by the plan on {plan.mesh.size} ranks")
         findings = self._findings(serial, plan, launch, backend)
         report = Report(
@@ -125,6 +131,7 @@ class Comparison:
             launch=launch.value,
             backend=findings[0].backend,
             zero_stage=plan.zero_stage,
+            pipeline=_words(plan, batch),
             steps=self._steps,
             serial=serial.reference.losses,
             parallel=findings[0].losses,
@@ -137,7 +144,8 @@ class Comparison:
         if report.plan_equal:
             return report
         self._tell("looking for the first difference along the program")
-        return replace(report, first=first_difference(serial.program, serial.module, serial.batch, plan))
+        inner = plan.with_(mesh=plan.mesh.inner)
+        return replace(report, first=first_difference(serial.program, serial.module, serial.batch, inner))
 
     @cached_property
     def _start(self) -> tuple[nn.Module, Batch]:
@@ -147,21 +155,36 @@ class Comparison:
         return module, batch
 
     @cached_property
-    def _serial(self) -> _Serial:
-        module, batch = self._start
+    def _programs(self) -> tuple[nn.Module, Programs]:
+        """A fresh module, as every rank has it, and its programs: an eager run may leave more behind than tensors."""
+        module, _ = self._subject.build(self._directory / START)
+        return module, Programs(lambda batch: capture(module, batch, autocast=self._subject.precision.autocast))
+
+    def _serial(self, plan: Plan) -> _Serial:
+        """The serial sides that a plan is compared with."""
+        module, programs = self._programs
+        _, batch = self._start
+        divide = division_for(plan, programs, module, batch)
+        key = None if divide is undivided else (count_for(batch, plan, plan.mesh.batch_parts), plan.mesh.batch_parts)
+        if key not in self._references:
+            self._references[key] = self._train_serially(divide)
+        found = self._references[key]
+        found.reference.save(self._directory / REFERENCE)
+        return found
+
+    def _train_serially(self, divide: Division) -> _Serial:
         precision = self._subject.precision
+        module, programs = self._programs
         self._tell("training the unmodified module serially")
-        eager = run_eager(module, batches(batch, self._steps), precision)
+        unmodified, batch = self._subject.build(self._directory / START)
+        eager = run_eager(unmodified, batches(batch, self._steps), precision, divide)
         self._tell("capturing it, and training the captured program serially")
-        # A fresh one, as every rank has it: the eager run may have left more behind than tensors.
-        module, batch = self._subject.build(self._directory / START)
-        program = capture(module, batch, autocast=precision.autocast)
-        captured = run_program(program, module, batches(batch, self._steps), eager.rate)
-        reference = eager
+        captured = run_program(programs, module, batches(batch, self._steps), eager.rate, divide)
+        reference, program = eager, programs(batch)
         if precision is Precision.FLOAT64:
-            program = lift(program)
-            reference = run_program(program, module, batches(batch, self._steps), eager.rate)
-        reference.save(self._directory / REFERENCE)
+            lifted = Programs(lambda piece: lift(programs(piece)))
+            program = lifted(batch)
+            reference = run_program(lifted, module, batches(batch, self._steps), eager.rate, divide)
         return _Serial(module, batch, program, eager, captured, reference)
 
     def _findings(self, serial: _Serial, plan: Plan, launch: Launch, backend: Choice) -> list[Finding]:
@@ -192,6 +215,12 @@ class _Serial:
     eager: Trajectory
     captured: Trajectory
     reference: Trajectory
+
+
+def _words(plan: Plan, batch: Batch) -> Flow | None:
+    if plan.mesh.stage_ranks == 1:
+        return None
+    return Flow(plan.pipeline.schedule, count_for(batch, plan, plan.mesh.batch_parts), plan.pipeline.wire)
 
 
 def _worst_of(findings: list[Finding]) -> dict[Key, float]:

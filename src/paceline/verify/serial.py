@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -46,8 +47,33 @@ class Trajectory:
         save_file({name: dense_copy(tensor) for name, tensor in tensors.items()}, file)
 
 
-def run_eager(module: nn.Module, batches: Iterable[Batch], precision: Precision) -> Trajectory:
+class Piece(NamedTuple):
+    """A part of a batch that is computed by itself: its samples, its seed, and its share of the mean loss."""
+
+    batch: Batch
+    seed: int
+    share: float
+
+
+Division = Callable[[Batch, int], list[Piece]]
+"""Divides a batch whose random operators have a seed."""
+
+
+def undivided(batch: Batch, seed: int) -> list[Piece]:
+    """Return the batch as it is."""
+    return [Piece(batch, seed, 1.0)]
+
+
+def run_eager(
+    module: nn.Module, batches: Iterable[Batch], precision: Precision, divide: Division = undivided
+) -> Trajectory:
     """Train the unmodified module; it is changed.
+
+    Args:
+        module: in training.
+        batches: one per step.
+        precision: what it computes in.
+        divide: pieces whose gradients are accumulated, as serial training does with micro-batches.
 
     Raises:
         CaptureError: it fails in this type; the message shows the user's line.
@@ -55,12 +81,15 @@ def run_eager(module: nn.Module, batches: Iterable[Batch], precision: Precision)
     """
 
     def differentiate(batch: Batch, seed: int) -> float:
-        torch.manual_seed(seed)
-        args, kwargs = as_call(batch)
+        return sum(differentiate_piece(piece) for piece in divide(batch, seed))
+
+    def differentiate_piece(piece: Piece) -> float:
+        torch.manual_seed(piece.seed)
+        args, kwargs = as_call(piece.batch)
         autocast = torch.autocast("cpu", precision.autocast) if precision.autocast else contextlib.nullcontext()
         try:
             with autocast:
-                loss = loss_of(module(*args, **kwargs))
+                loss = loss_of(module(*args, **kwargs)) * piece.share
             loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         except CaptureError:
             raise
@@ -75,24 +104,44 @@ def run_eager(module: nn.Module, batches: Iterable[Batch], precision: Precision)
     return _trajectory(named_tensors(module), differentiate, batches)
 
 
-def run_program(program: Program, module: nn.Module, batches: Iterable[Batch], rate: float) -> Trajectory:
-    """Train copies of a module's tensors by a captured program, interpreted serially; the module is not changed."""
+def run_program(
+    program_of: Callable[[Batch], Program],
+    module: nn.Module,
+    batches: Iterable[Batch],
+    rate: float,
+    divide: Division = undivided,
+) -> Trajectory:
+    """Train copies of a module's tensors by captured programs, interpreted serially; the module is not changed.
+
+    Args:
+        program_of: gives the program for a piece of a batch.
+        module: whose tensors are copied.
+        batches: one per step.
+        rate: learning rate.
+        divide: as for `run_eager`.
+    """
     tensors = _copies(module)
-    interpreter = Interpreter(GraphModule(program.constants, program.graph))
-    interpreter.extra_traceback = False
 
     def differentiate(batch: Batch, seed: int) -> float:
-        torch.manual_seed(seed)
+        return sum(differentiate_piece(piece) for piece in divide(batch, seed))
+
+    def differentiate_piece(piece: Piece) -> float:
+        program = program_of(piece.batch)
+        interpreter = Interpreter(GraphModule(program.constants, program.graph))
+        interpreter.extra_traceback = False
+        torch.manual_seed(piece.seed)
         with torch.no_grad():
-            inputs = program_inputs(program, tensors, batch_leaves(batch))
+            inputs = program_inputs(program, tensors, batch_leaves(piece.batch))
             results = interpreter.run(*inputs, enable_io_processing=False)
         loss = float("nan")
         for output, result in zip(program.outputs, results, strict=True):
             match output.role:
                 case OutputRole.LOSS:
-                    loss = result.item()
+                    loss = result.item() * piece.share
                 case OutputRole.GRADIENT:
-                    tensors[output.name].grad = result.clone()
+                    held = tensors[output.name]
+                    term = result * piece.share
+                    held.grad = term if held.grad is None else held.grad + term
                 case OutputRole.BUFFER:
                     tensors[output.name].copy_(result)
         return loss
