@@ -126,6 +126,7 @@ def _dense(value: Tensor, traced: Tensor) -> Tensor:
 def check(pipeline: Pipeline) -> None:
     """Whether parts, edges and names of a pipeline fit together."""
     inputs = pipeline.inputs
+    assert all(isinstance(value, Tensor) for value in pipeline.values.values())
     for stage in pipeline.stages:
         received = {n for (_, target), names in pipeline.forward_edges.items() if target == stage.index for n in names}
         returned = {n for (_, target), names in pipeline.backward_edges.items() if target == stage.index for n in names}

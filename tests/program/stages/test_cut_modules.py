@@ -17,6 +17,7 @@ from paceline.program.program import OutputRole
 from paceline.program.random import is_random
 from paceline.program.stages import Pipeline, cut
 from tests.program.stages.pieces import accumulated, assert_equal, in_double, pieces, run, serial
+from tests.program.stages.serially import check
 
 D = 6
 
@@ -105,19 +106,26 @@ def test_a_checkpoint_that_is_cut_inside() -> None:
 
 
 class CheckpointedDropout(nn.Module):
+    """Draws of all kinds: masks alone, and operators that give a mask beside their result."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = tower(2)
 
+    def block(self, layer: nn.Module, x: Tensor) -> Tensor:
+        y = F.dropout(layer(x).exp(), 0.5) + F.rrelu(x, training=True)
+        return y * torch.native_dropout(x, 0.5, True)[0]
+
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = checkpoint(lambda x, layer=layer: F.dropout(layer(x).exp(), 0.5), x, use_reentrant=False)
+            x = checkpoint(functools.partial(self.block, layer), x, use_reentrant=False)
         return x.square().mean()
 
 
 def test_random_draws_are_made_once() -> None:
     module, (x,) = in_double(CheckpointedDropout(), data())
     pipeline = cut(capture(module, (x,)), 2, split_backward=True)
+    check(pipeline)
     for stage in pipeline.stages:
         assert any(map(is_random, stage.forward.graph.nodes))
         for part in (stage.backward, stage.backward_input, stage.backward_weight):

@@ -51,8 +51,8 @@ def groups(reading: Reading, copies: Mapping[str, Node]) -> list[Group]:
     for position in range(len(reading.body)):
         end = max(end, ends[position])
         if position == end:
-            held = [key for key, (first, last) in ranges.items() if begin <= first < last <= end]
-            buffers = tuple(str(key[1]) for key in held if key[0] == _BUFFER)
+            held = ((name, *ranges.get((_BUFFER, name), (0, 0))) for name in copies)
+            buffers = tuple(name for name, first, last in held if begin <= first < last <= end)
             found.append(Group(tuple(reading.body[begin : end + 1]), buffers))
             begin = end + 1
     return found

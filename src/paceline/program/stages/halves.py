@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from paceline.program.stages.extract import extract, needed
-from paceline.program.stages.kinds import is_cheap
+from paceline.program.stages.kinds import is_cheap, is_item
 from paceline.program.stages.pipeline import Part
 from paceline.program.stages.reading import Reading
 
@@ -52,7 +52,9 @@ def _later(reading: Reading, making: set[Node], for_others: set[Node], gradients
             leads[node] |= leads[user] if user in making else set()
     found: set[Node] = set()
     for node in ordered:
-        if reading.is_gradient(node) and node not in for_others:
+        if is_item(node):
+            found |= {node} if node.all_input_nodes[0] in found else set()
+        elif reading.is_gradient(node) and node not in for_others:
             sequence, names = node.meta.get("sequence"), leads[node]
             follows = any(source in found for source in node.all_input_nodes)
             if follows or (names and all(sequence in reading.sequences.get(name, ()) for name in names)):
@@ -76,8 +78,9 @@ def _kept(
         if node in seen or node in given or node in later or node.op == "placeholder":
             continue
         seen.add(node)
-        again = not reading.is_gradient(node) and (is_cheap(node) or not node.all_input_nodes)
-        if node in first or (node in by_first and not again):
+        source = node.all_input_nodes[0] if is_item(node) else node  # what is kept is a tensor, never a tuple
+        again = not reading.is_gradient(source) and (is_cheap(source) or not source.all_input_nodes)
+        if source in first or (source in by_first and not again):
             kept.add(node)
         else:
             waiting += node.all_input_nodes

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from paceline.program.random import is_random
 from paceline.program.stages.assign import Assignment
-from paceline.program.stages.kinds import is_call, is_cheap, is_light
+from paceline.program.stages.kinds import is_call, is_cheap, is_item, is_light
 from paceline.program.stages.reading import Reading
 
 Edge = tuple[int, int]
@@ -102,6 +102,8 @@ class Needs:
 
     def _is_made_again(self, node: Node, stage: int) -> bool:
         """Whether the backward pass of a stage makes a value again instead of keeping it."""
+        if is_item(node):
+            (node,) = node.all_input_nodes
         if self._reading.is_again(node):
             return True
         marked = bool(node.meta.get("rematerialize")) and not is_random(node)
