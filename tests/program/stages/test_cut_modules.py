@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.errors import PlanError
 from paceline.program.capture import capture
-from paceline.program.program import OutputRole
+from paceline.program.program import InputRole, OutputRole
 from paceline.program.random import is_random
 from paceline.program.stages import Pipeline, cut
 from tests.program.stages.pieces import accumulated, assert_equal, in_double, pieces, run, serial
@@ -410,3 +410,28 @@ def test_loss_and_weight_come_from_the_last_stage() -> None:
     (x,) = data()
     pipeline = hold(Counted(), (x, torch.tensor([0, 1, 2, 3, 4, 5])), 2)
     assert {output.role for output in pipeline.stages[-1].outputs} == {OutputRole.LOSS, OutputRole.WEIGHT}
+
+
+def test_evaluation_gives_every_stage_the_parameters_that_it_has() -> None:
+    module, batch = in_double(Checkpointed(False), data())
+    training = cut(capture(module, batch), 3, boundaries=["layers.1", "layers.2"])
+    evaluation = cut(capture(module.eval(), batch), 3, same_as=training)
+
+    def parameters(pipeline: Pipeline) -> list[set[str]]:
+        named = {name: item.name for name, item in pipeline.inputs.items() if item.role is InputRole.PARAMETER}
+        return [{named[name] for name in stage.forward.inputs if name in named} for stage in pipeline.stages]
+
+    assert parameters(evaluation) == parameters(training)
+
+
+def test_a_loss_that_is_no_more_than_a_parameter() -> None:
+    class Only(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight.float().view(())
+
+    pipeline = hold(Only(), data(), 1)
+    assert set(pipeline.stages[0].gradients) == {"weight"}

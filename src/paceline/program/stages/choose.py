@@ -119,13 +119,15 @@ def choose(weights: Weights, count: int, memory_bytes: float | None = None) -> t
     for _ in range(count):
         following: list[tuple[float, float, tuple[int, ...]] | None] = [None] * len(places)
         for j in range(1, len(places)):
-            for i in range(j):
-                before = best[i]
-                if before is None or held[places[j]] - held[places[i]] > limit:
+            for i in reversed(range(j)):
+                before, known = best[i], following[j]
+                alone = time[places[j]] - time[places[i]]
+                if held[places[j]] - held[places[i]] > limit or (known is not None and alone > known[0]):
+                    break  # with more calls it gets worse
+                if before is None:
                     continue
-                stage = time[places[j]] - time[places[i]] + crossing[places[i]] + crossing[places[j]]
+                stage = alone + crossing[places[i]] + crossing[places[j]]
                 slowest, squares = max(before[0], stage), before[1] + stage * stage
-                known = following[j]
                 if known is None or (slowest, squares) < known[:2]:
                     following[j] = slowest, squares, (*before[2], places[i])
         best = following
@@ -140,9 +142,9 @@ def choose(weights: Weights, count: int, memory_bytes: float | None = None) -> t
 def _places(weights: Weights, count: int) -> list[int]:
     """Return the groups that a stage may begin with: in each stretch of time, the one of least traffic."""
     total = len(weights.seconds)
-    if total <= max(_PLACES, 16 * count):
+    if total <= max(_PLACES, 4 * count):
         return list(range(1, total))
-    stretch = sum(weights.seconds) / max(_PLACES, 16 * count) or 1.0
+    stretch = sum(weights.seconds) / max(_PLACES, 4 * count) or 1.0
     cheapest: dict[int, int] = {}
     passed = 0.0
     for number in range(1, total):

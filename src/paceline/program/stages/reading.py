@@ -68,6 +68,7 @@ class Reading:
 
     def _free(self, nodes: list[Node], forward: set[Node]) -> set[Node]:
         changed = {output.name for output in self.result_of if output.role is OutputRole.BUFFER}
+        losses = {node for output, node in self.result_of.items() if output.role is OutputRole.LOSS}
         made_of: dict[Node, frozenset[Node]] = {}  # the calls that a free value takes
         for node in nodes:
             item = self.input_of.get(node)
@@ -79,7 +80,7 @@ class Reading:
                     made_of[node] = frozenset()
                 if item.role is InputRole.PARAMETER:
                     self._parameters[node] = frozenset({item.name})
-            elif node in forward and all(source in made_of for source in node.all_input_nodes):
+            elif node in forward and node not in losses and all(source in made_of for source in node.all_input_nodes):
                 read = frozenset[str]().union(*map(self.parameters_of, node.all_input_nodes))
                 takes = frozenset({node}).union(*(made_of[source] for source in node.all_input_nodes))
                 if is_light(node) if read else len(takes) <= _MOST and not is_random(node) and not is_heavy(node):
