@@ -1,14 +1,22 @@
-"""What holds for all tests: none reads or leaves programs in the user's own cache."""
+"""What holds for all tests: none reads or leaves programs in the user's own cache, and each process has one thread.
+
+Tensors of tests are small: a second thread would only wait, and take a core from another rank.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_program_cache() -> Iterator[None]:
+def _surroundings() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", "off")
+        patch.setenv("OMP_NUM_THREADS", "1")  # of processes that tests start
         yield
+    torch.set_num_threads(threads)

@@ -42,12 +42,8 @@ LOCATED = {coordinate, window, window_sum}
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _seeded() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def check(target: Any, *args: Any, parts: int = 2, **kwargs: Any) -> None:

@@ -24,12 +24,8 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _seeded() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def check(target: Any, *args: Any, split: int | None = None, parts: int = 2, **kwargs: Any) -> None:
