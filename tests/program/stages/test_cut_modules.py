@@ -435,3 +435,25 @@ def test_a_loss_that_is_no_more_than_a_parameter() -> None:
 
     pipeline = hold(Only(), data(), 1, tolerance=1e-6)  # the loss is in float32
     assert set(pipeline.stages[0].gradients) == {"weight"}
+
+
+class Positions(nn.Module):
+    """A parameter that is added to what flows on: its gradient is that of all that reads the sum, in all stages."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.linspace(0, 1, 2 * D).view(2, D))
+        self.layers = tower(4)
+        self.tied = tied
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.positions
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return (x + self.positions if self.tied else x).square().mean()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_that_come_together_from_later_stages(tied: bool) -> None:
+    pipeline = hold(Positions(tied), data((2, D)), 3, boundaries=["layers.1", "layers.3"])
+    assert ["positions" in stage.gradients for stage in pipeline.stages] == [True, False, tied]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from paceline.program.stages.kinds import is_call
 from paceline.program.stages.pipeline import Part
@@ -46,9 +47,17 @@ def extract(reading: Reading, targets: Iterable[Node], given: Collection[Node], 
     for node in [*main, *targets]:
         missing = needed([node], copies)
         for made in sorted(missing, key=reading.order.__getitem__):
-            copies[made] = graph.node_copy(made, copies.__getitem__)
-            copies[made].meta = dict(made.meta)
+            copies[made] = _copy(graph, made, copies)
             if backward and is_call(made):
                 copies[made].meta |= {"backward": True, "rematerialize": False}
     graph.output(tuple(copies[target] for target in targets))
     return Part(graph, tuple(node.name for node in ordered), tuple(target.name for target in targets))
+
+
+def _copy(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
+    """Append a copy of a node that reads copies."""
+    # Torch searches arguments given at creation for symbolic numbers, which takes as long as all the rest.
+    copy = graph.create_node(node.op, node.target, name=node.name)
+    copy.args, copy.kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+    copy.meta = dict(node.meta)
+    return copy

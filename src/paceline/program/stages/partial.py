@@ -28,10 +28,6 @@ def partial_gradients(reading: Reading, assignment: Assignment) -> list[dict[str
     found: list[dict[str, Node]] = [{} for _ in range(assignment.count)]
     for output, result in reading.result_of.items():
         if output.role is OutputRole.GRADIENT:
-            stage = assignment.stage.get(result)
-            if stage is not None and assignment.holders.get(output.name) == frozenset({stage}):
-                found[stage][output.name] = result
-                continue
             holders = assignment.holders.get(output.name)
             for stage, node in _Terms(reading, assignment, output.name).of(result).items():
                 if holders is not None and stage not in holders:
@@ -48,18 +44,19 @@ class _Terms:
     def __init__(self, reading: Reading, assignment: Assignment, name: str) -> None:
         self._reading = reading
         self._stage = assignment.stage
-        self._home = min(assignment.holders.get(name, frozenset({0})))
+        self._holders = assignment.holders.get(name, frozenset({0}))
         self._last = reading.program.output_node
 
     def of(self, node: Node) -> dict[int, Node]:
         """Return the terms of a gradient, one for each stage that makes one."""
         if not self._reading.is_gradient(node):
-            return {self._stage.get(node, self._home): node}
+            return {self._stage.get(node, min(self._holders)): node}
         sources = node.all_input_nodes
         if is_sum(node) and all(map(self._reading.is_gradient, sources)):
             one, other = (self.of(source) for source in node.args[:2])  # type: ignore[arg-type]  # is_sum
-            here = self._stage[node]
-            return {here: node} if {*one, *other} == {here} else self._sums(one, other)
+            # A sum of gradients of what the parameter was added to is taken where it comes together.
+            apart = {*one, *other} <= self._holders and {*one, *other} != {self._stage[node]}
+            return self._sums(one, other) if apart else {self._stage[node]: node}
         if distributes(node) and self._reading.is_gradient(sources[0]):
             terms = self.of(sources[0])
             if len(terms) > 1:

@@ -36,8 +36,9 @@ def _copy_changed_buffers(program: Program) -> dict[str, Node]:
     """
     changed = {output.name for output in program.outputs if output.role is OutputRole.BUFFER}
     copies = {}
+    order = {node: place for place, node in enumerate(program.graph.nodes)}
     for item, node in zip(program.inputs, program.placeholders, strict=True):
-        readers = [user for user in program.graph.nodes if user in node.users and user.op != "output"]
+        readers = sorted((user for user in node.users if user.op != "output"), key=order.__getitem__)
         if item.role is not InputRole.BUFFER or item.name not in changed or not readers:
             continue
         with program.graph.inserting_before(readers[0]):
