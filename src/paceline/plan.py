@@ -192,6 +192,9 @@ class PipelinePlan:
         boundaries: modules at which stages begin, by name, all but the first; without them cuts are chosen by cost.
         wire: what activations and gradients are sent as: `exact`, or rounded to `bfloat16` or `int8`.
         recompute: stages that compute their forward pass again instead of keeping what it saved.
+        replicas: how many ranks each stage has, where not all have one: `(2, 1)` are two stages on three ranks, the
+            first two of which take micro-batches in turns.
+        vertical_sync: all stages of `pipedream` read the version of the weights that the first one reads.
     """
 
     schedule: str = "1f1b"
@@ -200,6 +203,8 @@ class PipelinePlan:
     boundaries: tuple[str, ...] = ()
     wire: str = "exact"
     recompute: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()
+    vertical_sync: bool = False
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
@@ -216,7 +221,7 @@ class PipelinePlan:
             PlanError: a key is unknown.
         """
         _check_keys(values, list(cls.__dataclass_fields__), "pipeline")
-        lists = {name: tuple(values[name]) for name in ("boundaries", "recompute") if name in values}
+        lists = {name: tuple(values[name]) for name in ("boundaries", "recompute", "replicas") if name in values}
         return cls(**{**values, **lists})
 
 

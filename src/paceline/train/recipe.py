@@ -114,6 +114,8 @@ class PipelineSection(Section):
     boundaries: tuple[str, ...] = ()
     wire: Literal["exact", "bfloat16", "int8"] = "exact"
     recompute: tuple[CountOrZero, ...] = ()
+    replicas: tuple[Count, ...] = ()
+    vertical_sync: Flag = False
 
 
 class PlanSection(Section):

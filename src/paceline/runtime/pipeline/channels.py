@@ -144,4 +144,5 @@ def _tag(message: Message) -> int:
     """A tag of its own for each pair of stages and direction; messages of one tag arrive in the order of sending."""
     small, large = sorted((message.source, message.target))
     pair = large * (large - 1) // 2 + small
-    return 2 * pair + (message.payload is Payload.GRADIENT)
+    between_ranks = message.micro_batch < 0  # of sums, whose ends are ranks and no stages
+    return 4 * pair + 2 * between_ranks + (message.payload is Payload.GRADIENT)

@@ -15,6 +15,7 @@ from paceline.program.capture import Batch
 from paceline.runtime.batches import grown, pieces_of_part, pieces_of_whole
 from paceline.runtime.interface import Accumulated, ParallelModule, Portion, as_batch
 from paceline.runtime.peers import Peers
+from paceline.runtime.pipeline.asynchronous import Asynchronous, AsynchronousResult, Update, check_asynchronous
 from paceline.runtime.pipeline.pieces import count_for, micro_batch_seeds, micro_batches
 from paceline.runtime.pipeline.ranks import StageRanks
 from paceline.runtime.pipeline.reduce import finished_gradients
@@ -22,7 +23,7 @@ from paceline.runtime.pipeline.scheduling import Schedules, edges_of
 from paceline.runtime.pipeline.shares import Shares
 from paceline.runtime.pipeline.stage_rank import StageRank
 from paceline.runtime.pipeline.step import PipelineStep
-from paceline.runtime.pipeline.walk import MicroBatch, Walk
+from paceline.runtime.pipeline.walk import MicroBatch, Observe, Walk
 from paceline.runtime.planning import Planner, Startup
 from paceline.runtime.state import Shard
 
@@ -32,6 +33,9 @@ class PipelinedModule(ParallelModule):
 
     A call in training runs the forward and the backward pass of all its micro-batches, and `backward()` of its loss
     hands the gradients over. So an ordinary training loop trains it.
+
+    Attributes:
+        observe: where set, it is told of each action that ranks in this process performed.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class PipelinedModule(ParallelModule):
         self._stage_ranks = ranks
         self._schedules = schedules
         self._last_weight: float | None = None
+        self.observe: Observe | None = None
         self._register(ranks.trees)
 
     @property
@@ -95,17 +100,67 @@ class PipelinedModule(ParallelModule):
 
     def accumulate(self, portions: Sequence[Portion], seeds: Sequence[int], *, equal: bool) -> Accumulated:
         """Leave the gradient of the mean loss over all portions together, each of which flows as one micro-batch."""
-        given = []
-        for portion, seed in zip(portions, seeds, strict=True):
-            given.append(
-                self._whole(portion.batch, seed, split=False) if portion.whole else self._part(portion.batch, seed)
-            )
+        given = [self._micro_batch(portion, seed) for portion, seed in zip(portions, seeds, strict=True)]
         loss = self._loss(given, equal=equal)
         loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         if equal:
             return Accumulated(loss.item(), float(len(portions)))
         weight = self._last_weight
         return Accumulated(loss.item(), float(portions[0].samples) if weight is None else weight)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the schedule updates parameters while micro-batches are in flight."""
+        return self._schedules.is_asynchronous
+
+    def train_batches(
+        self,
+        batches: Sequence[Sequence[Portion]],
+        seeds: Sequence[Sequence[int]],
+        update: Update,
+        *,
+        equal: bool = False,
+    ) -> AsynchronousResult:
+        """Train on batches that follow each other without draining; for asynchronous schedules.
+
+        Args:
+            batches: equally many micro-batches each.
+            seeds: of their random operators.
+            update: called when a stage's parameters have their gradients, to change them (an optimizer's `step`); other
+                parameters have none then.
+            equal: micro-batches of an update count alike, whatever their losses are means over.
+
+        Raises:
+            PlanError, ScheduleError: the batches do not fit the schedule, or stages share a parameter.
+        """
+        check_asynchronous(self._stage_ranks)
+        with torch.no_grad():
+            given = [
+                self._micro_batch(portion, seed)
+                for portions, of_batch in zip(batches, seeds, strict=True)
+                for portion, seed in zip(portions, of_batch, strict=True)
+            ]
+            count = len(batches[0])
+            schedule = self._schedules.training(count, edges_of(given[0].step.pipeline), batches=len(batches))
+            group = self._schedules.group(count)
+            shares = Shares([micro_batch.step for micro_batch in given], equal=equal, group=group)
+            recompute = frozenset(self.plan.pipeline.recompute)
+            runs = [
+                Asynchronous(rank, schedule, self._stage_ranks.portion(given, rank), shares, update, recompute)
+                for rank in self._stage_ranks.here
+            ]
+            self._stage_ranks.perform([run.walk for run in runs])
+            found = self._stage_ranks.total_losses([run.walk for run in runs], count)
+        accumulated = [
+            Accumulated(loss, float(sum(p.samples for p in portions)) if weight is None else weight)
+            for portions, (loss, weight) in zip(batches, found, strict=True)
+        ]
+        return AsynchronousResult(accumulated, [entry for run in runs for entry in run.log])
+
+    def _micro_batch(self, portion: Portion, seed: int) -> MicroBatch:
+        if portion.whole:
+            return self._whole(portion.batch, seed, split=False)
+        return self._part(portion.batch, seed)
 
     def _whole(self, batch: Batch, seed: int, *, split: bool) -> MicroBatch:
         step = self._planner.step(batch, training=self.training, split=split)
@@ -123,9 +178,15 @@ class PipelinedModule(ParallelModule):
     def _loss(self, given: Sequence[MicroBatch], *, equal: bool = False) -> Tensor:
         """Run a schedule on micro-batches; where gradients are wanted, the loss knows them."""
         differentiates = torch.is_grad_enabled() and self.training
+        if differentiates and self.is_asynchronous:
+            raise PlanError(
+                f"the schedule {self.plan.pipeline.schedule} updates parameters while micro-batches are in flight, so "
+                "there is no gradient to hand over: call train_batches (paceline train does), or take 1f1b."
+            )
         with torch.no_grad():
             walks = self._walk(given, differentiates, equal)
-            loss, self._last_weight = self._stage_ranks.total_loss(walks, given[0].step.loss_dtype)
+            ((value, self._last_weight),) = self._stage_ranks.total_losses(walks, len(given))
+            loss = torch.tensor(value, dtype=given[0].step.loss_dtype, device=self._peers.devices[0])
             if not differentiates:
                 return loss
             found = finished_gradients(self._stage_ranks, walks, given[0].step)
@@ -140,7 +201,7 @@ class PipelinedModule(ParallelModule):
         schedule = make(len(given), edges)
         recompute = frozenset(self.plan.pipeline.recompute) if differentiates else frozenset()
         walks = [
-            Walk(rank, schedule, self._stage_ranks.portion(given, rank), shares, recompute)
+            Walk(rank, schedule, self._stage_ranks.portion(given, rank), shares, recompute, observe=self.observe)
             for rank in self._stage_ranks.here
         ]
         self._stage_ranks.perform(walks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -51,7 +53,8 @@ class StageRanks:
         self._inner = plan.mesh.inner
         self._peers = peers
         self._holders = _holders(module, step, replicas)
-        self._trained = {name for stage in step.pipeline.stages for name in stage.gradients}
+        self._trained = dict.fromkeys(name for stage in step.pipeline.stages for name in stage.gradients)
+        self._users = Counter(name for stage in step.pipeline.stages for name in _needed(step, stage.index))
         self._dtypes = {name: tensor.dtype for name, tensor in _tensors(module).items()}
         self._global = {self._mesh.split_rank(rank): rank for rank in range(self._mesh.size)}
         numbers = sorted({self._mesh.split_rank(rank)[0] for rank in peers.executor.ranks})
@@ -115,13 +118,9 @@ class StageRanks:
         return [rank.state.where(inner) for inner in rank.executor.ranks]
 
     @property
-    def shared_parameters(self) -> dict[str, frozenset[int]]:
-        """Parameters that several pipeline ranks have, and these; in the same order everywhere."""
-        return {name: found for name, found in self._parameters.items() if len(found) > 1}
-
-    @property
-    def _parameters(self) -> dict[str, frozenset[int]]:
-        return {name: frozenset(found) for name, found in self._holders.items() if name in self._trained}
+    def tied_parameters(self) -> dict[str, frozenset[int]]:
+        """Trained parameters that several stages need, and the ranks of these; in the same order everywhere."""
+        return {name: frozenset(self._holders[name]) for name in self._trained if self._users[name] > 1}
 
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the pipeline ranks that have a parameter or buffer, in order."""
@@ -152,15 +151,17 @@ class StageRanks:
         for walk in walks:
             walk.finish()
 
-    def total_loss(self, walks: Sequence[Walk], dtype: torch.dtype) -> tuple[Tensor, float | None]:
-        """Return the loss of all micro-batches together and its weight, on every rank; a collective."""
-        device = self._peers.devices[0]
-        told = sum((_totals(walk) for walk in walks), torch.zeros(4, dtype=torch.float64)).to(device)
+    def total_losses(self, walks: Sequence[Walk], group: int) -> list[tuple[float, float | None]]:
+        """Return the loss and its weight of each `group` micro-batches, on every rank; a collective."""
+        groups = len(walks[0].micro_batches) // group
+        told = sum((_totals(walk, group) for walk in walks), torch.zeros(groups, 4, dtype=torch.float64))
+        told = told.to(self._peers.devices[0])
         if not self._peers.alone:
             dist.all_reduce(told, group=self._peers.groups[_PP].group)
-        loss, shares, weight, unknown = told.tolist()
-        mean = torch.tensor(loss / shares if shares else float("nan"), dtype=dtype, device=device)
-        return mean, None if unknown else weight
+        return [
+            (loss / shares if shares else math.nan, None if unknown else weight)
+            for loss, shares, weight, unknown in told.tolist()
+        ]
 
     def shards(self) -> Iterator[Shard]:
         """Yield every piece in this process; of copies on several pipeline ranks, the first one's counts."""
@@ -210,8 +211,8 @@ class StageRanks:
         """The squared norm of the gradients that count on a pipeline rank, over its inner mesh."""
         squares: dict[tuple[str, ...], list[Tensor]] = {}
         zero = torch.zeros((), dtype=torch.float64, device=self._peers.devices[0])
-        for name, holders in self._parameters.items():
-            if holders and min(holders) == rank.number:
+        for name in self._users:
+            if self._holders[name][0] == rank.number:
                 axes = rank.state.sharded_axes(name)
                 found = squares.setdefault(axes, [zero] * len(rank.state.pieces))
                 for position, pieces in enumerate(rank.state.pieces):
@@ -226,28 +227,32 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def _needed(step: PipelineStep, stage: int) -> list[str]:
+    """The parameters that a stage reads or makes a gradient of."""
+    read = step.reads(stage, InputRole.PARAMETER).values()
+    return list(dict.fromkeys([*read, *step.pipeline.stages[stage].gradients]))
+
+
 def _holders(
     module: nn.Module, step: PipelineStep, replicas: tuple[tuple[int, ...], ...]
 ) -> dict[str, tuple[int, ...]]:
     """For each parameter and buffer, the pipeline ranks whose stages need it; what nobody needs lies on the first."""
     found: dict[str, set[int]] = {name: set() for name in _tensors(module)}
     for stage, ranks in enumerate(replicas):
-        for role in (InputRole.PARAMETER, InputRole.BUFFER):
-            for name in step.reads(stage, role).values():
-                found[name].update(ranks)
-        for name in step.pipeline.stages[stage].gradients:
+        for name in (*_needed(step, stage), *step.reads(stage, InputRole.BUFFER).values()):
             found[name].update(ranks)
     return {name: tuple(sorted(ranks)) or (0,) for name, ranks in found.items()}
 
 
-def _totals(walk: Walk) -> Tensor:
-    """Sum of the losses by share, of the shares and of the weights, and how many of these nobody knows."""
-    told = torch.zeros(4, dtype=torch.float64)
+def _totals(walk: Walk, group: int) -> Tensor:
+    """For each `group` micro-batches: sums of losses by share, of shares, of weights, and of weights nobody knows."""
+    told = torch.zeros(len(walk.micro_batches) // group, 4, dtype=torch.float64)
     for micro_batch, loss in walk.losses.items():
         share, weight = walk.found_shares[micro_batch], walk.weights[micro_batch]
+        row = told[micro_batch // group]
         if share:
-            told[0] += share * float(loss)
-        told[1] += share
-        told[2] += 0.0 if weight is None else weight
-        told[3] += weight is None
+            row[0] += share * float(loss)
+        row[1] += share
+        row[2] += 0.0 if weight is None else weight
+        row[3] += weight is None
     return told

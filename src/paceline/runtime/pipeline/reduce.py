@@ -11,7 +11,8 @@ from paceline.runtime.pipeline.channels import Message, RankTensors
 from paceline.runtime.pipeline.ranks import StageRanks
 from paceline.runtime.pipeline.stage_rank import Pieces, StageRank
 from paceline.runtime.pipeline.step import PipelineStep, Sent
-from paceline.runtime.pipeline.walk import Sums, Walk
+from paceline.runtime.pipeline.sums import Sums
+from paceline.runtime.pipeline.walk import Walk
 from paceline.schedule import Payload
 
 
@@ -55,7 +56,7 @@ def averaged(rank: StageRank, step: PipelineStep, stage: int, sums: Sums) -> dic
 
 def _exchange_tied(ranks: StageRanks, here: Sequence[StageRank], found: Sequence[dict[str, Pieces]]) -> None:
     """Add up the gradients of parameters that lie on several pipeline ranks."""
-    tied = ranks.shared_parameters
+    tied = ranks.tied_parameters
     for rank, own in zip(here, found, strict=True):
         for number, (name, holders) in enumerate(tied.items()):
             if rank.number in holders:

@@ -7,8 +7,9 @@ from pathlib import Path
 from paceline.errors import PlanError, ScheduleError
 from paceline.plan import PipelinePlan
 from paceline.program.stages import Pipeline
-from paceline.schedule import Edges, Schedule, communicate, evaluation, make, validate
+from paceline.schedule import Edges, Kind, Schedule, communicate, evaluation, make, validate
 from paceline.schedule.files import load
+from paceline.schedule.places import consecutive
 
 _FILE = ".json"
 
@@ -45,6 +46,10 @@ class Schedules:
             self._made[key] = self._proven(self._raw(micro_batches, batches), edges)
         return self._made[key]
 
+    def group(self, micro_batches: int) -> int:
+        """Return how many micro-batches of a batch of so many make one gradient."""
+        return 1 if self._plan.schedule == Kind.PIPEDREAM.value else micro_batches
+
     def evaluation(self, micro_batches: int, edges: Edges) -> Schedule:
         """Return the schedule of forward passes only."""
         key = micro_batches, 1, False
@@ -60,7 +65,15 @@ class Schedules:
                     f"{micro_batches * batches}: give it as many, or take a schedule by name."
                 )
             return self._given
-        return make(self._plan.schedule, self._ranks, micro_batches, chunks=self._plan.chunks, batches=batches)
+        return make(
+            self._plan.schedule,
+            self._ranks,
+            micro_batches,
+            chunks=self._plan.chunks,
+            batches=batches,
+            replicas=consecutive(self._plan.replicas) if self._plan.replicas else None,
+            vertical_sync=self._plan.vertical_sync,
+        )
 
     def _proven(self, schedule: Schedule, edges: Edges) -> Schedule:
         complete = schedule if schedule.has_messages else communicate(schedule, edges)

@@ -18,16 +18,16 @@ class Shares:
         PlanError: the loss is no mean that could be read off the program, and there are several micro-batches.
     """
 
-    def __init__(self, steps: Sequence[PipelineStep], *, equal: bool) -> None:
-        count = len(steps)
-        weights = [step.weight for step in steps]
+    def __init__(self, steps: Sequence[PipelineStep], *, equal: bool, group: int | None = None) -> None:
+        self._weights = [step.weight for step in steps]
         self._known: list[float] | None = None
-        self._weights = weights
-        if count == 1 or equal:
-            self._known = [1.0 / count] * count
-        elif all(weight is not None for weight in weights):
-            total = sum(weight for weight in weights if weight is not None)
-            self._known = [weight / total for weight in weights if weight is not None]
+        group = group or len(steps)
+        if group == 1 or equal:
+            self._known = [1.0 / group] * len(steps)
+        elif all(weight is not None for weight in self._weights):
+            weights = [weight or 0.0 for weight in self._weights]
+            totals = [sum(weights[first : first + group]) for first in range(0, len(steps), group)]
+            self._known = [weight / totals[index // group] for index, weight in enumerate(weights)]
         elif not all(step.counts for step in steps):
             raise PlanError(
                 "this loss is not a mean that Paceline can read off the program (a cross-entropy, or the mean of a "

@@ -90,6 +90,10 @@ class PipelineStep:
             if any(output.role is OutputRole.LOSS for output in stage.outputs)
         )
 
+    def parameters_of(self, stage: int) -> tuple[str, ...]:
+        """Return the parameters that a stage reads, in order."""
+        return tuple(dict.fromkeys(self.reads(stage, InputRole.PARAMETER).values()))
+
     def reads(self, stage: int, role: InputRole) -> dict[str, str]:
         """Return the inputs of a role that a stage reads: the value's name, and the name it has for the user."""
         found = self.pipeline.stages[stage]

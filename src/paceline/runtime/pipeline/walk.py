@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,11 +13,16 @@ from paceline.program.program import Input, InputRole, Output, OutputRole
 from paceline.program.stages import Part, Stage
 from paceline.runtime.pipeline.channels import Message
 from paceline.runtime.pipeline.generator import START, drawing_from
+from paceline.runtime.pipeline.replicas import Replicas
 from paceline.runtime.pipeline.retire import message_of, retirements
 from paceline.runtime.pipeline.shares import Shares
 from paceline.runtime.pipeline.stage_rank import Pieces, StageRank
 from paceline.runtime.pipeline.step import GENERATOR, SHARE, PipelineStep
+from paceline.runtime.pipeline.sums import Sums, add_up
 from paceline.schedule import Action, Op, Payload, Schedule
+
+Observe = Callable[["Walk", Action, float, float], None]
+"""Told of an action that was performed: by whom, and when it began and ended, in seconds of `time.perf_counter`."""
 
 _AHEAD = 2
 """So many computations before it is needed, a message is expected."""
@@ -38,19 +44,6 @@ class MicroBatch:
 
 
 @dataclass
-class Sums:
-    """What the micro-batches of a stage have added up to, since it was last updated.
-
-    Attributes:
-        gradients: by parameter; of this rank alone.
-        weight: of the losses.
-    """
-
-    gradients: dict[str, Pieces] = field(default_factory=dict)
-    weight: float = 0.0
-
-
-@dataclass
 class Walk:
     """One rank's way through a schedule.
 
@@ -62,6 +55,7 @@ class Walk:
         recompute: stages that compute their forward pass again before the backward pass.
         parameter: gives the pieces of a parameter (stage, version, name).
         update: called for UPDATE, with its stage and version; the sums of a stage begin anew after it.
+        observe: called after each action.
         losses, weights, found_shares: of each micro-batch, on the rank of the last stage.
         sums: by stage, what was not given to `update`.
     """
@@ -73,6 +67,7 @@ class Walk:
     recompute: frozenset[int] = frozenset()
     parameter: Callable[[int, int, str], Pieces] | None = None
     update: Callable[[int, int, Sums], None] | None = None
+    observe: Observe | None = None
     losses: dict[int, Tensor] = field(default_factory=dict)
     weights: dict[int, float | None] = field(default_factory=dict)
     found_shares: dict[int, float] = field(default_factory=dict)
@@ -84,24 +79,47 @@ class Walk:
         self._unsent: dict[tuple[int, int], dict[Message, tuple[str, ...]]] = {}
         self._retired = retirements(self.schedule, self.rank.number)
         self._sent: list[Message] = []
-        self._position = 0
+        self.position = 0
         self._expected = 0
+        self._replicas = Replicas(self.rank, self.schedule)
 
     @property
     def is_over(self) -> bool:
         """Whether every action was performed."""
-        return self._position == len(self._actions)
+        return self.position == len(self._actions)
 
     def can_go_on(self) -> bool:
         """Whether the next action need not wait for a rank of this same process."""
         self._expect_messages()
-        action = self._actions[self._position]
-        return action.op is not Op.RECEIVE or self.rank.channel.has(message_of(action))
+        action = self._actions[self.position]
+        match action.op:
+            case Op.RECEIVE:
+                return self.rank.channel.has(message_of(action))
+            case Op.UPDATE:
+                return self._replicas.are_there(action.stage)
+        return True
 
     def go_on(self) -> None:
         """Perform the next action."""
+        began = time.perf_counter()
         self._expect_messages()
-        action = self._actions[self._position]
+        action = self._actions[self.position]
+        self._perform(action)
+        for message in self._retired.get(self.position, ()):
+            self.rank.channel.release(message)
+            self._sent.remove(message)
+        self.position += 1
+        if self.observe is not None:
+            self.observe(self, action, began, time.perf_counter())
+
+    def held(self, stage: int) -> Iterator[Tensor]:
+        """Yield what micro-batches keep on a stage now: for its later computations, or until it is sent."""
+        for (of_stage, _), values in self._values.items():
+            if of_stage == stage:
+                for pieces in values.values():
+                    yield from pieces
+
+    def _perform(self, action: Action) -> None:
         match action.op:
             case Op.FORWARD:
                 self._forward(action)
@@ -113,14 +131,14 @@ class Walk:
                 names = self._names(message_of(action))
                 received = self.rank.channel.receive(message_of(action))
                 self._of(action).update(zip(names, received, strict=True))
-            case Op.UPDATE if self.update is not None:
-                self.update(action.stage, action.version, self.sums.pop(action.stage, Sums()))
-            case Op.UPDATE | Op.REDUCE:
-                pass  # of a synchronous schedule: whoever called does it, with what is left in `sums`
-        for message in self._retired.get(self._position, ()):
-            self.rank.channel.release(message)
-            self._sent.remove(message)
-        self._position += 1
+            case Op.REDUCE:
+                self._replicas.give(action.stage, self._step(0), self.sums.setdefault(action.stage, Sums()))
+            case Op.UPDATE:
+                sums = self._replicas.added_up(action.stage, self._step(0), self.sums.pop(action.stage))
+                if self.update is not None:
+                    self.update(action.stage, action.version, sums)
+                else:  # of a synchronous schedule: whoever called does it
+                    self.sums[action.stage] = sums
 
     def finish(self) -> None:
         """Let go of what no later message told of."""
@@ -143,7 +161,7 @@ class Walk:
 
     def _expect_messages(self) -> None:
         """Make room for the messages of the next few computations, so that their senders need not wait."""
-        ahead, position = 0, self._position
+        ahead, position = 0, self.position
         while position < len(self._actions) and ahead <= _AHEAD:
             action = self._actions[position]
             ahead += action.op.is_compute
@@ -224,23 +242,15 @@ class Walk:
         else:  # a mean over nothing: its gradient is zero, whatever the program would make of 0/0
             made = {name: self._zeros(step, name) for name in part.outputs if name in step.sent}
         if action.op.makes_gradients:
-            self._add_up(self.sums.setdefault(action.stage, Sums()), stage, made, share)
+            sums = self.sums.setdefault(action.stage, Sums())
+            sums.read.append((action.micro_batch, action.version))
+            add_up(sums, stage, made, share)
         values.update(made)
         self._hand_on(action, Payload.GRADIENT)
 
     def _zeros(self, step: PipelineStep, name: str) -> Pieces:
         sent = step.sent[name]
         return [torch.zeros(sent.shape, dtype=sent.dtype, device=device) for device in self.rank.devices]
-
-    def _add_up(self, sums: Sums, stage: Stage, made: Mapping[str, Pieces], share: float) -> None:
-        sums.weight += share
-        for parameter, name in stage.gradients.items():
-            if name not in made:
-                continue
-            if parameter not in sums.gradients:  # a copy: what was made may be a view of something else
-                sums.gradients[parameter] = [piece.clone() for piece in made[name]]
-            else:
-                torch._foreach_add_(sums.gradients[parameter], made[name])
 
     def _columns(
         self,
