@@ -42,7 +42,7 @@ def t5() -> Built:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        vocab_size=32, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=2, pad_token_id=0
+        vocab_size=32, d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=2, pad_token_id=0
     )
     tokens = torch.randint(1, 32, (6, 7), generator=torch.Generator().manual_seed(1))
     return T5ForConditionalGeneration(config), {"input_ids": tokens, "labels": tokens[:, :5].contiguous()}
