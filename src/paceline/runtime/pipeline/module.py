@@ -26,6 +26,7 @@ from paceline.runtime.pipeline.step import PipelineStep
 from paceline.runtime.pipeline.walk import MicroBatch, Observe, Walk
 from paceline.runtime.planning import Planner, Startup
 from paceline.runtime.state import Shard
+from paceline.schedule import Edges
 
 
 class PipelinedModule(ParallelModule):
@@ -141,7 +142,7 @@ class PipelinedModule(ParallelModule):
                 for portion, seed in zip(portions, of_batch, strict=True)
             ]
             count = len(batches[0])
-            schedule = self._schedules.training(count, edges_of(given[0].step.pipeline), batches=len(batches))
+            schedule = self._schedules.training(count, _edges(given), batches=len(batches))
             group = self._schedules.group(count)
             shares = Shares([micro_batch.step for micro_batch in given], equal=equal, group=group)
             recompute = frozenset(self.plan.pipeline.recompute)
@@ -196,7 +197,7 @@ class PipelinedModule(ParallelModule):
 
     def _walk(self, given: Sequence[MicroBatch], differentiates: bool, equal: bool) -> list[Walk]:
         shares = Shares([micro_batch.step for micro_batch in given], equal=equal)
-        edges = edges_of(given[0].step.pipeline)
+        edges = _edges(given)
         make = self._schedules.training if differentiates else self._schedules.evaluation
         schedule = make(len(given), edges)
         recompute = frozenset(self.plan.pipeline.recompute) if differentiates else frozenset()
@@ -253,6 +254,10 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> Any:
+def _edges(given: Sequence[MicroBatch]) -> Edges:
+    return edges_of(*(micro_batch.step.pipeline for micro_batch in given))
+
+
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("backward ran twice through one loss; call the module again, its values were freed")

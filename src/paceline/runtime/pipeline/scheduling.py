@@ -28,7 +28,7 @@ class Schedules:
     def __init__(self, plan: PipelinePlan, ranks: int) -> None:
         self._plan = plan
         self._ranks = ranks
-        self._made: dict[tuple[int, int, bool], Schedule] = {}
+        self._made: dict[tuple[int, int, bool, Edges], Schedule] = {}
         self._given = _read(plan.schedule, ranks) if plan.schedule.endswith(_FILE) else None
         layout = self._given or self._raw(4 * ranks, batches=1)
         self.replicas = layout.replicas
@@ -41,7 +41,7 @@ class Schedules:
         Raises:
             ScheduleError: the schedule does not fit the number; the message says what would.
         """
-        key = micro_batches, batches, True
+        key = micro_batches, batches, True, edges
         if key not in self._made:
             self._made[key] = self._proven(self._raw(micro_batches, batches), edges)
         return self._made[key]
@@ -52,7 +52,7 @@ class Schedules:
 
     def evaluation(self, micro_batches: int, edges: Edges) -> Schedule:
         """Return the schedule of forward passes only."""
-        key = micro_batches, 1, False
+        key = micro_batches, 1, False, edges
         if key not in self._made:
             self._made[key] = communicate(evaluation(self.replicas, micro_batches), edges)
         return self._made[key]
@@ -81,9 +81,12 @@ class Schedules:
         return complete
 
 
-def edges_of(pipeline: Pipeline) -> Edges:
-    """Return between which stages values move."""
-    return Edges(frozenset(pipeline.forward_edges), frozenset(pipeline.backward_edges))
+def edges_of(*pipelines: Pipeline) -> Edges:
+    """Return between which stages values move, for micro-batches of any of these shapes."""
+    return Edges(
+        frozenset(pair for pipeline in pipelines for pair in pipeline.forward_edges),
+        frozenset(pair for pipeline in pipelines for pair in pipeline.backward_edges),
+    )
 
 
 def _read(file: str, ranks: int) -> Schedule:

@@ -154,10 +154,10 @@ class Walk:
         return self.micro_batches[micro_batch].step
 
     def _names(self, message: Message) -> tuple[str, ...]:
-        """The values that a message carries."""
+        """The values that a message carries: none where only micro-batches of another shape have some."""
         pipeline = self._step(message.micro_batch).pipeline
         edges = pipeline.forward_edges if message.payload is Payload.ACTIVATION else pipeline.backward_edges
-        return edges[message.source, message.target]
+        return edges.get((message.source, message.target), ())
 
     def _expect_messages(self) -> None:
         """Make room for the messages of the next few computations, so that their senders need not wait."""
@@ -180,7 +180,7 @@ class Walk:
         self.rank.channel.send(message, target, [values[name] for name in self._names(message)])
         self._sent.append(message)
         unsent = self._unsent[action.stage, action.micro_batch]
-        gone = unsent.pop(message)
+        gone = unsent.pop(message, ())
         wanted = {name for names in unsent.values() for name in names} | self._read_later(action)
         for name in gone:
             if name not in wanted:
