@@ -457,3 +457,41 @@ class Positions(nn.Module):
 def test_gradients_that_come_together_from_later_stages(tied: bool) -> None:
     pipeline = hold(Positions(tied), data((2, D)), 3, boundaries=["layers.1", "layers.3"])
     assert ["positions" in stage.gradients for stage in pipeline.stages] == [True, False, tied]
+
+
+class Cut(nn.Module):
+    """A curve whose result, which its gradient needs, is sent to the next stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x))).square().mean()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_gradient_is_made_where_its_forward_call_is(split: bool) -> None:
+    pipeline = hold(Cut(), data(), 2, boundaries=["second"])
+    first, second = pipeline.stages
+    of_curve = torch.ops.aten.tanh_backward.default
+    parts = (first.backward_input, second.backward_input) if split else (first.backward, second.backward)
+    assert [any(n.target is of_curve for n in part.graph.nodes) for part in parts if part] == [True, False]
+
+
+def test_what_two_stages_read_is_passed_on_by_the_nearer() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = tower(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            before, one, other, after = self.layers
+            x = before(x)
+            x = x + other(torch.tanh(one(x)))
+            return after(x).square().mean()
+
+    pipeline = hold(Branch(), data(), 3, boundaries=["layers.2", "layers.3"])
+    assert set(pipeline.forward_edges) == {(0, 1), (1, 2)}
+    assert set(pipeline.backward_edges) == {(2, 1), (1, 0)}
+    assert set(pipeline.backward_edges[2, 1]) < set(pipeline.backward_edges[1, 0])
