@@ -57,21 +57,19 @@ def take_step_times(
         title: of the progress bar.
 
     Returns:
-        By name: `step_s` and `optimizer_s` (seconds of each round on this rank), `loss` (of the first step), `start`
-        (what ours took to plan), and `left_out` (what those who cannot run had to say).
+        By name: `step_s` and `optimizer_s` (seconds of each round on this rank), `loss` and `next_loss` (of the first
+        two steps), `start` (what ours took to plan), and `left_out` (what those who cannot run had to say).
     """
     groups = Groups()
     with Progress(console=Console(stderr=True), disable=world.rank > 0) as progress:
         task = progress.add_task(title, total=len(names) * (rounds + 1))
         contenders: dict[str, Contender] = {}
-        losses: dict[str, float] = {}
+        losses: dict[str, list[float]] = {}
         left_out: dict[str, str] = {}
         for who in names:
             try:
                 contender = set_up(who, world, groups)
-                first_loss, _ = contender.step()
-                losses[who] = mean_over_ranks(first_loss)
-                contender.step()
+                losses[who] = [mean_over_ranks(contender.step()[0]) for _ in range(2)]
                 contenders[who] = contender
             except Exception as error:
                 if not may_fail(who):
@@ -90,7 +88,14 @@ def take_step_times(
                 progress.advance(task)
             progress.advance(task, len(left_out))
     starts = {who: asdict(contender.startup) for who, contender in contenders.items() if contender.startup}
-    return {"step_s": seconds, "optimizer_s": optimizer, "loss": losses, "left_out": left_out, "start": starts}
+    return {
+        "step_s": seconds,
+        "optimizer_s": optimizer,
+        "loss": {who: first for who, (first, _) in losses.items()},
+        "next_loss": {who: following for who, (_, following) in losses.items()},
+        "left_out": left_out,
+        "start": starts,
+    }
 
 
 def take_memory(

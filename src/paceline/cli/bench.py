@@ -15,6 +15,7 @@ from paceline.errors import RecipeError, nearest
 BENCHES = {
     "data-parallel": ("paceline.bench.data_parallel", "dp and fsdp against serial, DDP, FSDP2 and Accelerate"),
     "operators": ("paceline.bench.operators", "split operators against PyTorch's tensor parallelism, DDP and FSDP2"),
+    "pipelines": ("paceline.bench.pipelines", "schedules against PyTorch's pipelines and what is possible"),
     "models": ("paceline.bench.models", "families of models, each on many meshes, against its serial module"),
     "collectives": ("paceline.bench.collectives", "shared memory against Gloo and the memory's copy speed, by size"),
 }
