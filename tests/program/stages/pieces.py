@@ -16,6 +16,7 @@ from tests.program.stages.serially import Ran, Stages
 from tests.program.stepping import run_eagerly
 
 EXACT = 1e-9
+D = 6
 
 
 def pieces(batch: Batch, sizes: Sequence[int]) -> list[Any]:
@@ -94,3 +95,23 @@ def assert_equal(found: Ran, expected: Ran, tolerance: float = EXACT) -> None:
         assert error <= tolerance * max(float(expected.gradients[name].abs().max()), 1e-3 * largest), (name, error)
     for name, buffer in found.buffers.items():
         torch.testing.assert_close(buffer, expected.buffers[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+def data(*shapes: tuple[int, ...], rows: int = 6) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(rows, *shape, generator=generator, dtype=torch.float64) for shape in shapes or ((D,),))
+
+
+def hold(module: nn.Module, batch: Any, count: int, tolerance: float = 1e-9, **options: Any) -> Pipeline:
+    """Cut a module, check both kinds of backward pass against the whole batch, and return the pipeline."""
+    module, batch = in_double(module, batch)
+    batches = pieces(batch, [2, 2, 2])
+    program = capture(module, batches[0])
+    pipeline = cut(program, count, split_backward=True, **options)
+    for split in (False, True):
+        assert_equal(run(program, pipeline, module, batches, split=split), serial(module, batch), tolerance)
+    return pipeline
+
+
+def tower(layers: int = 4) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(D, D) for _ in range(layers)))

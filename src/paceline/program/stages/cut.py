@@ -78,6 +78,8 @@ class _Pieces:
 
 def _cut_as(pieces: _Pieces, model: Pipeline, count: int, seconds_of: Callable[[Node], float]) -> Pipeline:
     """Cut at the calls that another pipeline was cut at, or else so that stages have the parameters that they have."""
+    if len(model.stages) != count:
+        raise PlanError(f"{count} stages were asked for, like those of a pipeline that has {len(model.stages)}.")
     starts = at_nodes(pieces.groups, model.cuts)
     if starts is not None:
         pipeline = pieces.cut(starts, seconds_of)
@@ -85,10 +87,10 @@ def _cut_as(pieces: _Pieces, model: Pipeline, count: int, seconds_of: Callable[[
             return pipeline
         pieces = _Pieces(pieces.program, pieces.split_backward)
     starts = at_homes(pieces.reading, pieces.groups, model)
-    if starts is None or len(model.stages) != count:
+    if starts is None:
         raise PlanError(
             f"the program of micro-batches of another shape, or of evaluation, cannot be cut into {count} stages like "
-            f"the first, of {len(model.stages)} stages: it has other operators, and reads parameters in another order. "
-            "Choose micro-batches that are all of one shape, or name boundaries at which every stage has parameters."
+            "the first: it reads parameters in another order. Choose micro-batches that are all of one shape, or other "
+            "boundaries."
         )
     return pieces.cut(starts, seconds_of)

@@ -31,7 +31,7 @@ def at_homes(reading: Reading, groups: Sequence[Group], like: Pipeline) -> tuple
     total = sum(len(group.nodes) for group in groups)
     places = list(range(count))
     # The cheapest ways to have put all groups so far, the last one into each stage; each knows where stages began.
-    ways: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] + [(math.inf, ())] * (count - 1)
+    ways: list[tuple[float, tuple[int, ...]]] = [(0.0, ()), *((math.inf, ()) for _ in range(count - 1))]
     passed = 0
     for number, group in enumerate(groups):
         wanted = [homes[name] for name in _state(reading, group.nodes) if name in homes]
