@@ -34,7 +34,7 @@ class StepReport:
         steps: where the run ends.
         loss: the serial loss of the global batch.
         learning_rate: of the first parameter group, as used in this step.
-        grad_norm: global norm of the gradient before clipping.
+        grad_norm: global norm of the gradient before clipping; None where stages update at different times.
         weight: what the loss is a mean over: valid tokens, or samples, of the global batch.
         seconds: wall time of the step, with its data.
         peak_memory: bytes, the highest so far in this process (of the device if there is one).
@@ -44,7 +44,7 @@ class StepReport:
     steps: int
     loss: float
     learning_rate: float
-    grad_norm: float
+    grad_norm: float | None
     weight: float
     seconds: float
     peak_memory: int

@@ -10,7 +10,7 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from paceline.train.stop import StopRequest
 if TYPE_CHECKING:
     from paceline.runtime.module import ParallelModule
     from paceline.train.checkpoint import Checkpointer
-    from paceline.train.data import Loader, MicroBatch
+    from paceline.train.data import Loader, MicroBatch, Step
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,9 @@ class Trainer:
         steps = iter(self.loader)
         self.module.train()
         while self.step < settings.steps:
-            began = time.monotonic()
             stop.begin_vote()
-            try:
-                micro_batches = next(steps).micro_batches
-            except StopIteration:
-                raise DataError(
-                    f"the data ended after step {self.step} of {settings.steps}; let the loader repeat its epochs, or "
-                    f"ask for {self.step} steps."
-                ) from None
-            loss, norm, weight, rate = self.train_step(micro_batches)
-            seconds = time.monotonic() - began
-            report = StepReport(self.step, settings.steps, loss, rate, norm, weight, seconds, peak_memory(self._device))
-            self._tell(Callback.on_step, report)
+            for report in self._advance(steps):
+                self._tell(Callback.on_step, report)
             last = self.step == settings.steps
             signal = stop.end_vote()
             if signal is not None and not last:
@@ -149,6 +139,27 @@ class Trainer:
             if not last and _due(self.step, settings.checkpoint_every):
                 self._save()
         return None
+
+    def _advance(self, steps: Iterator[Step]) -> list[StepReport]:
+        """Do the next step, or the next few where they cannot be told apart, and report each."""
+        began = time.monotonic()
+        loss, norm, weight, rate = self.train_step(self._next(steps))
+        return [self._report(self.step, loss, norm, weight, rate, time.monotonic() - began)]
+
+    def _next(self, steps: Iterator[Step]) -> Sequence[MicroBatch]:
+        """Return the micro-batches of the next step."""
+        try:
+            return next(steps).micro_batches
+        except StopIteration:
+            raise DataError(
+                f"the data ended after step {self.step} of {self.settings.steps}; let the loader repeat its epochs, or "
+                f"ask for {self.step} steps."
+            ) from None
+
+    def _report(
+        self, step: int, loss: float, norm: float | None, weight: float, rate: float, seconds: float
+    ) -> StepReport:
+        return StepReport(step, self.settings.steps, loss, rate, norm, weight, seconds, peak_memory(self._device))
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float, float, float]:
         """Do one optimizer step; return loss, gradient norm, weight of the loss and learning rate.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,11 +137,12 @@ class TensorBoard(Callback):
             self._writer.close()
             self._writer = None
 
-    def _scalars(self, step: int, values: dict[str, float]) -> None:
+    def _scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         if self._writer is None:
             return
         for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step)
+            if value is not None:
+                self._writer.add_scalar(tag, value, step)
 
 
 class LogLines(Callback):
@@ -159,10 +161,10 @@ class LogLines(Callback):
         if report.step % self._every and report.step != report.steps:
             return
         self._log.info(
-            "step %d loss %.6g gradient norm %.4g rate %.4g in %.3f s, peak memory %d bytes",
+            "step %d loss %.6g gradient norm %s rate %.4g in %.3f s, peak memory %d bytes",
             report.step,
             report.loss,
-            report.grad_norm,
+            "none" if report.grad_norm is None else f"{report.grad_norm:.4g}",
             report.learning_rate,
             report.seconds,
             report.peak_memory,

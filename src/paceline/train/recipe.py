@@ -27,10 +27,11 @@ from pydantic import (
 )
 from torch import nn
 
-from paceline.errors import PlacementError, PlanError, RecipeError, nearest
+from paceline.errors import PlacementError, PlanError, RecipeError, ScheduleError, nearest
 from paceline.placement.placements import Partial, parse_placement
 from paceline.plan import Mesh, Pin, PipelinePlan, Plan
 from paceline.runtime.fallback_kind import Fallback
+from paceline.schedule import Kind
 from paceline.train.complaints import complaint, complaints
 from paceline.train.data.config import DataConfig
 from paceline.train.optim import build_optimizer, build_schedule
@@ -312,6 +313,17 @@ class Recipe(Section):
                 f"micro-batch (train.batch / train.micro_batches). Parts that would: {_listed(_divisors(piece))}; "
                 f"batches that would: {_listed(n * self.train.micro_batches for n in nearby)}.",
                 "mesh",
+            )
+        try:
+            schedule = self.plan_section.pipeline.schedule
+            asynchronous = not schedule.endswith(".json") and Kind.of(schedule).is_asynchronous
+        except ScheduleError as error:
+            raise complaint(str(error), "plan.pipeline.schedule") from error
+        if asynchronous and self.train.clip is not None:
+            raise complaint(
+                f"train.clip needs the gradient of the whole module, which the schedule '{schedule}' never has: stages "
+                "update at different times. Leave train.clip out, or take a synchronous schedule such as 1f1b.",
+                "train.clip",
             )
         for pin in self.plan_section.pins.items():
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from paceline.errors import RecipeError
 from paceline.program.factory import load_factory
 from paceline.runtime.job.rendezvous import World, join
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
+from paceline.runtime.pipeline.module import PipelinedModule
+from paceline.train.asynchronous import AsynchronousTrainer, VersionLog
 from paceline.train.callbacks import Callback, EndReport
 from paceline.train.checkpoint import Checkpointer, export_safetensors
 from paceline.train.data import Loader, MicroBatch, Source, open_source
@@ -131,7 +134,10 @@ class _Run:
             floor=recipe.schedule.floor,
             options=recipe.schedule.options,
         )
-        return Trainer(
+        kind: Callable[..., Trainer] = Trainer
+        if isinstance(module, PipelinedModule) and module.is_asynchronous:
+            kind = partial(AsynchronousTrainer, record=VersionLog(self.run.versions(self.world.rank)))
+        return kind(
             module,
             optimizer,
             loader,
@@ -195,7 +201,7 @@ class _Run:
             self.speaker.say(text)
             self.speaker.console.rule()
         tensorboard = importlib.util.find_spec("tensorboard") is not None
-        placed = isinstance(module, PlacedModule)
+        placed = isinstance(module, (PlacedModule, PipelinedModule))
         self.speaker.say(next_steps(self.recipe, self.run, report, tensorboard=tensorboard, placed=placed))
 
     def _sample(self) -> str:

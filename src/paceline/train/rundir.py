@@ -7,6 +7,7 @@
     logs/rank-N.log      what each rank did
     checkpoints/         see `train.checkpoint`
     model.safetensors    the trained module's state dict, under its own names
+    versions/            of an asynchronous pipeline: which versions of its weights each stage read
     sample.txt           what it wrote, if the recipe asks for a sample
 
 Knows names and files, not what is written to them.
@@ -52,6 +53,10 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """Directory of checkpoints."""
         return self.root / "checkpoints"
+
+    def versions(self, rank: int) -> Path:
+        """Which versions of its weights a rank of an asynchronous pipeline read and made."""
+        return self.root / "versions" / f"rank-{rank}.jsonl"
 
     @property
     def model(self) -> Path:

@@ -59,14 +59,19 @@ def division_for(plan: Plan, programs: Programs, module: nn.Module, batch: Batch
 
     def divide(batch: Batch, seed: int) -> list[Piece]:
         pieces = micro_batches(batch, count, parts)
-        weights = [_weight(programs(piece), module, piece) for piece in pieces]
+        weights = [weight_of(programs(piece), module, piece) for piece in pieces]
         seeds = micro_batch_seeds(seed, len(pieces))
         return [Piece(*found) for found in zip(pieces, seeds, (w / sum(weights) for w in weights), strict=True)]
 
     return divide
 
 
-def _weight(program: Program, module: nn.Module, batch: Batch) -> float:
+def weight_of(program: Program, module: nn.Module, batch: Batch) -> float:
+    """Return what the loss of a batch is a mean over.
+
+    Raises:
+        PlanError: the program does not tell.
+    """
     if program.weight is not None:
         return program.weight
     interpreter = Interpreter(GraphModule(program.constants, program.graph))

@@ -19,6 +19,7 @@ from paceline.runtime.job.world import ONE_PROCESS, Backend
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize, place_in_process
 from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.state import Shard
+from paceline.verify import asynchronous
 from paceline.verify.compare import Key, Kind, gap, largest_gap, loss_name
 from paceline.verify.precision import Precision
 from paceline.verify.steps import run_steps
@@ -147,6 +148,8 @@ def find_in_process(job: Job, program: Program) -> Finding:
 
 
 def _train(job: Job, parallel: ParallelModule, batch: Batch, backend: Backend) -> Finding:
+    if isinstance(parallel, PipelinedModule) and parallel.is_asynchronous:
+        return _train_asynchronously(job, parallel, batch, backend)
     gaps: dict[Key, float] = {}
 
     def differentiate(batch: Batch, seed: int) -> float:
@@ -171,6 +174,20 @@ def _train(job: Job, parallel: ParallelModule, batch: Batch, backend: Backend) -
         gaps[Kind.LOSS, loss_name(number)] = gap(loss, reference)
     forward, backward, unknown = _communicated(parallel, batch)
     return Finding(tuple(losses), gaps, forward, backward, backend, unknown)
+
+
+def _train_asynchronously(job: Job, parallel: PipelinedModule, batch: Batch, backend: Backend) -> Finding:
+    """Train, and leave in the job's directory what a replay needs."""
+    found = list(batches(batch, job.steps))
+    trained = asynchronous.train(parallel, found, job.rate, job.directory / asynchronous.FINAL)
+    trained.save(trained_file(job, parallel.ranks[0]))
+    forward, backward, unknown = _communicated(parallel, batch)
+    return Finding(trained.losses, {}, forward, backward, backend, unknown)
+
+
+def trained_file(job: Job, rank: int) -> Path:
+    """Return where the process of a rank leaves what it did under an asynchronous schedule."""
+    return job.directory / f"trained-{rank}.json"
 
 
 def _communicated(

@@ -46,6 +46,8 @@ class Report:
         forward, backward: collectives of one step on each rank, by kind.
         unknown_operators: operators without a rule, which every rank computes whole.
         pipeline: how micro-batches flowed; None where there are no stages.
+        replayed: the plan is asynchronous, and compared with a serial replay of its log; `serial` are its losses.
+        exact: the plan must equal it bit by bit.
         first: the first difference along the program; None when there is none, or none in one process.
     """
 
@@ -64,12 +66,19 @@ class Report:
     backward: dict[str, Volume]
     unknown_operators: tuple[str, ...] = ()
     pipeline: Flow | None = None
+    replayed: bool = False
+    exact: bool = False
     first: FirstDifference | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative error of a plan that counts as equal."""
+        return 0.0 if self.exact else self.precision.parallel.rel_error
 
     @property
     def plan_equal(self) -> bool:
         """Whether the plan equals its serial reference."""
-        return self.differences[0].rel_error <= self.precision.parallel.rel_error
+        return self.differences[0].rel_error <= self.tolerance
 
     @property
     def program_equal(self) -> bool:
@@ -86,7 +95,8 @@ class Report:
         return {
             "equal": self.equal,
             "dtype": self.precision.value,
-            "tolerance": self.precision.parallel.rel_error,
+            "tolerance": self.tolerance,
+            "compared_with": self._reference,
             "mesh": self.mesh,
             "ranks": self.ranks,
             "launch": self.launch,
@@ -125,8 +135,8 @@ class Report:
         if self.backend != ONE_PROCESS:
             console.print(f"between ranks: {self.backend.words}", highlight=False, markup=False, soft_wrap=True)
         console.print(
-            f"the worst of {len(self.differences)} comparisons with serial "
-            f"(tolerance {self.precision.parallel.rel_error:.0e}):",
+            f"the worst of {len(self.differences)} comparisons with {self._reference} "
+            f"({'bit by bit' if self.exact else f'tolerance {self.tolerance:.0e}'}):",
             highlight=False,
         )
         console.print(self._table())
@@ -145,8 +155,12 @@ class Report:
         if not self.plan_equal:
             console.print(self._where(), highlight=False, markup=False, soft_wrap=True)
 
+    @property
+    def _reference(self) -> str:
+        return "serial replay" if self.replayed else "serial"
+
     def _table(self) -> Table:
-        tolerance = self.precision.parallel.rel_error
+        tolerance = self.tolerance
         table = Table()
         table.add_column("what")
         table.add_column("name", overflow="fold")
@@ -157,7 +171,7 @@ class Report:
         return table
 
     def _verdict(self) -> str:
-        loss = f"loss {self.parallel[0]:.10g}, serial {self.serial[0]:.10g}"
+        loss = f"loss {self.parallel[0]:.10g}, {self._reference} {self.serial[0]:.10g}"
         if self.equal:
             return f"EQUAL: {loss}"
         if self.plan_equal:

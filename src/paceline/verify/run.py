@@ -28,11 +28,13 @@ from paceline.program.program import Program
 from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch as launch_ranks
 from paceline.runtime.pipeline.pieces import count_for
+from paceline.runtime.pipeline.scheduling import Schedules
+from paceline.verify import asynchronous
 from paceline.verify.compare import Key, differences, gaps
-from paceline.verify.division import Programs, division_for
+from paceline.verify.division import Programs, division_for, weight_of
 from paceline.verify.locate import first_difference
 from paceline.verify.precision import Precision
-from paceline.verify.ranks import REFERENCE, START, Finding, Job, find_in_process, finding_file
+from paceline.verify.ranks import REFERENCE, START, Finding, Job, find_in_process, finding_file, trained_file
 from paceline.verify.report import Flow, Report
 from paceline.verify.serial import Division, Trajectory, run_eager, run_program, undivided
 from paceline.verify.subject import Subject, batches, save_start
@@ -121,6 +123,8 @@ class Comparison:
         size = batch_size(batch)
         assert size is not None
         check_batch(size, plan.mesh.inner)
+        if plan.mesh.stage_ranks > 1 and Schedules(plan.pipeline, plan.mesh.stage_ranks).is_asynchronous:
+            return self._replayed(plan, launch, backend)
         serial, precision = self._serial(plan), self._subject.precision
         self._tell(f"training by the plan on {plan.mesh.size} ranks")
         findings = self._findings(serial, plan, launch, backend)
@@ -146,6 +150,49 @@ class Comparison:
         self._tell("looking for the first difference along the program")
         inner = plan.with_(mesh=plan.mesh.inner)
         return replace(report, first=first_difference(serial.program, serial.module, serial.batch, inner))
+
+    def _replayed(self, plan: Plan, launch: Launch, backend: Choice) -> Report:
+        """Train by an asynchronous plan, and compare with a serial replay of what its ranks logged."""
+        serial, precision = self._train_serially(undivided), self._subject.precision
+        self._tell(f"training by the plan on {plan.mesh.size} ranks")
+        findings = self._findings(serial, plan, launch, backend)
+        self._tell("replaying serially what the ranks logged")
+        processes = 1 if launch is Launch.INPROCESS else plan.mesh.size
+        job = self._job(serial, plan, backend)
+        trained = [asynchronous.Trained.load(trained_file(job, rank)) for rank in range(processes)]
+        module, programs = self._programs
+        if precision is Precision.FLOAT64:
+            captured = programs
+            programs = Programs(lambda piece: lift(captured(piece)))
+        replayed = asynchronous.replay(
+            programs,
+            module,
+            list(batches(serial.batch, self._steps)),
+            plan,
+            trained,
+            serial.eager.rate,
+            lambda piece: weight_of(programs(piece), module, piece),
+        )
+        found = asynchronous.gaps_from(self._directory / asynchronous.FINAL, findings[0].losses, replayed)
+        return Report(
+            precision=precision,
+            mesh=str(plan.mesh),
+            ranks=plan.mesh.size,
+            launch=launch.value,
+            backend=findings[0].backend,
+            zero_stage=plan.zero_stage,
+            steps=self._steps,
+            serial=replayed.losses,
+            parallel=findings[0].losses,
+            differences=differences(found, replayed, precision.parallel.floor),
+            eager=differences(gaps(serial.eager, serial.captured), serial.eager, precision.eager.floor),
+            forward=findings[0].forward,
+            backward=findings[0].backward,
+            unknown_operators=findings[0].unknown_operators,
+            pipeline=_words(plan, serial.batch),
+            replayed=True,
+            exact=plan.mesh.inner.size == 1,
+        )
 
     @cached_property
     def _start(self) -> tuple[nn.Module, Batch]:
@@ -189,13 +236,16 @@ class Comparison:
 
     def _findings(self, serial: _Serial, plan: Plan, launch: Launch, backend: Choice) -> list[Finding]:
         """Return what every process found."""
-        reference = serial.reference
-        job = Job(self._subject, plan, self._steps, reference.rate, reference.losses, self._directory, backend.value)
+        job = self._job(serial, plan, backend)
         if launch is Launch.INPROCESS:
             return [find_in_process(job, serial.program)]
         ranks = plan.mesh.size
         launch_ranks(_ENTRY, job.to_json(), ranks)
         return [Finding.load(finding_file(job, rank)) for rank in range(ranks)]
+
+    def _job(self, serial: _Serial, plan: Plan, backend: Choice) -> Job:
+        reference = serial.reference
+        return Job(self._subject, plan, self._steps, reference.rate, reference.losses, self._directory, backend.value)
 
 
 @dataclass(frozen=True)

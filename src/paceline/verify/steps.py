@@ -17,7 +17,7 @@ from paceline.program.capture import Batch
 from paceline.verify.subject import SEED
 
 _FIRST_CHANGE = 0.01
-_MOMENTUM = 0.9
+MOMENTUM = 0.9
 
 
 def run_steps(
@@ -45,7 +45,7 @@ def run_steps(
         if optimizer is None:
             after_first()
             rate = _suitable_rate(found) if rate is None else rate
-            optimizer = torch.optim.SGD(found, lr=rate, momentum=_MOMENTUM)
+            optimizer = torch.optim.SGD(found, lr=rate, momentum=MOMENTUM)
         optimizer.step()
         optimizer.zero_grad()
     assert rate is not None, "there is at least one step"

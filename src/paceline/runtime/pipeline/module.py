@@ -110,9 +110,19 @@ class PipelinedModule(ParallelModule):
         return Accumulated(loss.item(), float(portions[0].samples) if weight is None else weight)
 
     @property
+    def trained_by_stage(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters that each stage makes gradients of."""
+        return self._stage_ranks.trained_by_stage
+
+    @property
     def is_asynchronous(self) -> bool:
         """Whether the schedule updates parameters while micro-batches are in flight."""
         return self._schedules.is_asynchronous
+
+    def updates(self, micro_batches: int) -> int:
+        """Return how often a stage is updated in a batch of so many micro-batches, under an asynchronous schedule."""
+        ranks = max(map(len, self._schedules.replicas))
+        return max(1, micro_batches // (self._schedules.group(micro_batches) * ranks))
 
     def train_batches(
         self,
@@ -244,6 +254,10 @@ class PipelinedModule(ParallelModule):
             rank.state.load(state)
 
 
+def _edges(given: Sequence[MicroBatch]) -> Edges:
+    return edges_of(*(micro_batch.step.pipeline for micro_batch in given))
+
+
 class _Computed(torch.autograd.Function):
     """A loss whose gradients are known already."""
 
@@ -254,10 +268,6 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> Any:
-def _edges(given: Sequence[MicroBatch]) -> Edges:
-    return edges_of(*(micro_batch.step.pipeline for micro_batch in given))
-
-
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("backward ran twice through one loss; call the module again, its values were freed")

@@ -49,6 +49,13 @@ def micro_batches(batch: Batch, count: int, parts: int = 1) -> list[Any]:
     return found
 
 
+def part_of(batch: Batch, index: int, parts: int) -> Any:
+    """Return the part of a batch that a process is given which takes one of several."""
+    size = samples_of(batch)
+    length = size // parts
+    return _taken(batch, size, [(index * length, (index + 1) * length)])
+
+
 def _rows(size: int, count: int) -> list[Rows]:
     whole, larger = divmod(size, min(count, size))
     found, start = [], 0

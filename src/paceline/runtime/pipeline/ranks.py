@@ -38,6 +38,10 @@ class StageRanks:
         peers: the ranks of the whole mesh.
         replicas: for each stage, the pipeline ranks that compute it.
         hollow: gives back the memory of what the stages here do not need.
+
+    Attributes:
+        here: the pipeline ranks in this process.
+        trained_by_stage: names of the parameters that each stage makes gradients of.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class StageRanks:
         self._inner = plan.mesh.inner
         self._peers = peers
         self._holders = _holders(module, step, replicas)
+        self.trained_by_stage = tuple(tuple(stage.gradients) for stage in step.pipeline.stages)
         self._trained = dict.fromkeys(name for stage in step.pipeline.stages for name in stage.gradients)
         self._users = Counter(name for stage in step.pipeline.stages for name in _needed(step, stage.index))
         self._dtypes = {name: tensor.dtype for name, tensor in _tensors(module).items()}

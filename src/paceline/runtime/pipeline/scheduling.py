@@ -33,7 +33,8 @@ class Schedules:
         layout = self._given or self._raw(4 * ranks, batches=1)
         self.replicas = layout.replicas
         self.splits_backward = layout.splits_backward
-        self.is_asynchronous = layout.is_asynchronous
+        given = self._given
+        self.is_asynchronous = Kind.of(plan.schedule).is_asynchronous if given is None else given.is_asynchronous
 
     def training(self, micro_batches: int, edges: Edges, *, batches: int = 1) -> Schedule:
         """Return the schedule for so many micro-batches in a batch, with its messages, proven.

@@ -18,7 +18,7 @@ from paceline.program.program import InputRole, OutputRole, Program
 from paceline.program.random import is_random
 from paceline.program.stages import Pipeline, cut
 from paceline.runtime.passes.communicate import communicate
-from paceline.runtime.passes.recompute import recompute_in_backward, regather_parameters
+from paceline.runtime.passes.recompute import regather_parameters
 from paceline.runtime.step import PlacedInput
 
 Pair = tuple[int, int]
@@ -122,7 +122,6 @@ def stage_step(
     shapes = {item: placed.global_shape(item) for item in program.inputs}
     if plan.zero_stage == 3:
         regather_parameters(program)
-    recompute_in_backward(program.graph)
     sums = _take_off_sums(program)
     pipeline = cut(program, stages, boundaries=plan.pipeline.boundaries, split_backward=split_backward, same_as=like)
     draws = any(is_random(node) for node in program.graph.nodes)
