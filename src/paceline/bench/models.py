@@ -1,8 +1,9 @@
 """`paceline bench models`: families of models on every kind of mesh, each compared with its serial module.
 
-Settings (`--set key=value`): `models`, `dtypes` (separated by commas), `meshes` (separated by semicolons), `jobs`
-(processes at a time), `results` (a file that keeps what was found: a run that was ended goes on from there, as long as
-no line of Paceline's code has changed), `markdown` (a page that the tables are written to).
+Settings (`--set key=value`): `models`, `dtypes` (separated by commas), `meshes` (separated by semicolons), `schedules`
+(of pipelines, where a mesh has the axis `pp`; separated by commas), `jobs` (processes at a time), `results` (a file
+that keeps what was found: a run that was ended goes on from there, as long as no line of Paceline's code has changed),
+`markdown` (a page that the tables are written to).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from paceline.bench import options as given
 from paceline.bench.families import FAMILIES, family_of
 from paceline.bench.families.family import Family
 from paceline.bench.machine import cores, machine, table_console
-from paceline.bench.models_cells import Cell, Task, run
+from paceline.bench.models_cells import Cell, Task, mesh_of, run
 from paceline.bench.models_table import page, print_summary
 from paceline.errors import RecipeError
-from paceline.plan import Axis, Mesh
+from paceline.plan import Axis, Mesh, PipelinePlan
+from paceline.schedule import Kind
 from paceline.verify.precision import Precision
 
 MESHES = ("dp=2", "fsdp=2", "tp=2", "tp=4", "sp=2", "hw=2", "dp=2,tp=2", "fsdp=2,tp=2", "sp=2,tp=2")
@@ -41,6 +43,7 @@ class Settings:
 
     models: tuple[str, ...] = tuple(family.name for family in FAMILIES)
     meshes: tuple[str, ...] = MESHES
+    schedules: tuple[str, ...] = (PipelinePlan.schedule,)
     dtypes: tuple[str, ...] = tuple(dtype.value for dtype in _DTYPES)
     jobs: int = 0
     results: Path | None = None
@@ -62,6 +65,9 @@ class Settings:
                 case "meshes":
                     meshes = [str(Mesh.parse(mesh)) for mesh in text.split(";")]
                     settings = replace(settings, meshes=tuple(dict.fromkeys(meshes)))
+                case "schedules":
+                    known = [kind.value for kind in Kind if not kind.is_asynchronous]
+                    settings = replace(settings, schedules=given.texts(key, text, known))
                 case "dtypes":
                     settings = replace(settings, dtypes=given.texts(key, text, [item.value for item in Precision]))
                 case "jobs":
@@ -81,14 +87,23 @@ class Settings:
             (model, dtype, mesh)
             for model in self.models
             for dtype in self.dtypes
-            for mesh in self.meshes
+            for mesh in self._meshes
             if suits(family_of(model), mesh)
         ]
+
+    @property
+    def _meshes(self) -> Iterator[str]:
+        """Meshes; those with stages, once for each schedule."""
+        for mesh in self.meshes:
+            if Mesh.parse(mesh).stage_ranks == 1:
+                yield mesh
+            else:
+                yield from (f"{mesh} {schedule}" for schedule in self.schedules)
 
 
 def suits(family: Family, mesh: str) -> bool:
     """Whether a family has what every axis of a mesh splits."""
-    axes = {Axis(name) for name in Mesh.parse(mesh).names}
+    axes = {Axis(name) for name in mesh_of(mesh).names}
     has_sequence = family.has_time or family.has_images  # patches of images are a sequence, along their height
     return (has_sequence or Axis.SP not in axes) and (family.has_images or Axis.HW not in axes)
 

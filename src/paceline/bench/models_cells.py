@@ -1,6 +1,7 @@
 """What `paceline bench models` finds: one model on one mesh in one type, compared with the serial module.
 
-All ranks run in one process. The meshes of a model share its capture and its serial training.
+All ranks run in one process. The meshes of a model share its capture and its serial training. A mesh with stages is
+named with a schedule (`pp=2 zb-v`); its batch flows in micro-batches of unequal sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 
 from paceline.bench.families import family_of
 from paceline.errors import PacelineError, PlacementError, PlanError
-from paceline.plan import Mesh, Plan
+from paceline.plan import Mesh, PipelinePlan, Plan
+from paceline.schedule import Kind
 from paceline.verify.precision import Precision
 from paceline.verify.report import Report
 from paceline.verify.run import Comparison, Launch
@@ -26,6 +28,7 @@ from paceline.verify.subject import Subject
 from paceline.verify.traffic import Volume
 
 _STEPS = 2
+_MICRO_BATCHES = 3  # which a batch of 4 samples does not divide into
 
 
 class Verdict(StrEnum):
@@ -88,6 +91,11 @@ class Cell:
         return cls(**{**values, **read, "collectives": collectives})
 
 
+def mesh_of(name: str) -> Mesh:
+    """Return the mesh of a cell, whatever the schedule of its stages."""
+    return Mesh.parse(name.partition(" ")[0])
+
+
 def run(task: Task) -> list[Cell]:
     """Compare on each mesh of a task, in a process of its own."""
     torch.set_num_threads(1)
@@ -109,7 +117,7 @@ def compare(task: Task) -> Iterator[Cell]:
 def _compared(comparison: Comparison, mesh: str) -> dict[str, Any]:
     """Return what one comparison says about a cell."""
     try:
-        report = comparison.report(Plan(Mesh.parse(mesh)), Launch.INPROCESS)
+        report = comparison.report(_plan(mesh), Launch.INPROCESS)
     except (PlanError, PlacementError) as error:
         return {"verdict": Verdict.REFUSED, "reason": _first_line(error)}
     except Exception as error:  # whatever goes wrong with one model is a line of the table, and the others go on
@@ -127,6 +135,14 @@ def _compared(comparison: Comparison, mesh: str) -> dict[str, Any]:
         "operators": report.unknown_operators,
         "reason": _difference(report),
     }
+
+
+def _plan(name: str) -> Plan:
+    mesh, schedule = mesh_of(name), name.partition(" ")[2]
+    if not schedule:
+        return Plan(mesh)
+    chunks = 2 if schedule == Kind.INTERLEAVED.value else 1
+    return Plan(mesh, pipeline=PipelinePlan(schedule, _MICRO_BATCHES, chunks))
 
 
 def _difference(report: Report) -> str:
