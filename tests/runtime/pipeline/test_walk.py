@@ -54,7 +54,7 @@ def test_gradients_are_those_of_the_module(options: dict[str, Any], schedule: st
 def test_dropout_draws_the_numbers_of_one_device() -> None:
     """As the module would, seeded so, on each micro-batch; and other numbers at the next call."""
     module, given = tower(dropout=0.5), batch(6, ignored=())
-        found = pipelined(module, given, "pp=4", micro_batches=1)
+    found = pipelined(module, given, "pp=4", micro_batches=1)
     state = torch.get_rng_state()
     first, second = found(*given).item(), found(*given).item()
     assert first != second
