@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.bench.contestants import Contender, plain
 from paceline.bench.groups import GLOO, Groups
@@ -156,31 +156,36 @@ def set_up(setting: Setting, name: str, world: World, groups: Groups) -> Contend
     who = Contestant.named(name)
     match who.side:
         case Side.OURS:
-            ours = pipelined(setting, who.schedule)
-            return contender(ours, setting)
+            return as_trained(setting, pipelined(setting, who.schedule, module, batch), batch)
         case Side.CONTROL:
-            control = Control(pipelined(setting, who.schedule), batch, setting.plan(who.schedule))
-            return Contender(control.step, workload.optimizer(control.parameters), backward=_nothing)
+            return without_messages(setting, control(setting, who.schedule, module, batch))
         case Side.TORCH:
             assert isinstance(module, GPT)
             group = groups.on(backend_of(name, ours=GLOO))
-            torch_pipeline = TorchPipeline(module, batch, who.schedule.kind, setting.micro_batches, group)
-            return Contender(torch_pipeline.step, workload.optimizer(torch_pipeline.parameters), backward=_nothing)
+            stages = TorchPipeline(module, batch, who.schedule.kind, setting.micro_batches, group)
+            return Contender(stages.step, workload.optimizer(stages.parameters), backward=_nothing)
 
 
-def pipelined(setting: Setting, schedule: Schedule) -> PipelinedModule:
+def pipelined(setting: Setting, schedule: Schedule, module: nn.Module, batch: Batch) -> PipelinedModule:
     """Return ours on a schedule; a collective."""
-    module, batch = setting.workload.build()
     ours = parallelize(module, batch, setting.plan(schedule))
     assert isinstance(ours, PipelinedModule)
     return ours
 
 
-def contender(ours: PipelinedModule, setting: Setting) -> Contender:
-    """Return ours as it is trained: a call, `backward()` of its loss, and an optimizer."""
-    workload = setting.workload
-    _, batch = workload.build()
-    return Contender(lambda: ours(**batch), workload.optimizer(ours.parameters()), startup=ours.startups[0])
+def as_trained(setting: Setting, ours: PipelinedModule, batch: Batch) -> Contender:
+    """Return ours as anybody trains it: a call, `backward()` of its loss, and an optimizer."""
+    return Contender(lambda: ours(**batch), setting.workload.optimizer(ours.parameters()), startup=ours.startups[0])
+
+
+def control(setting: Setting, schedule: Schedule, module: nn.Module, batch: Batch) -> Control:
+    """Return ours on a schedule without communication; a collective."""
+    return Control(pipelined(setting, schedule, module, batch), batch, setting.plan(schedule))
+
+
+def without_messages(setting: Setting, alone: Control) -> Contender:
+    """Return a control with an optimizer."""
+    return Contender(alone.step, setting.workload.optimizer(alone.parameters), backward=_nothing)
 
 
 def _nothing(loss: Tensor) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch.distributed as dist
 
 from paceline.bench.contestants import Contender
-from paceline.bench.pipelines_contestants import Schedule, Setting, contender, pipelined
+from paceline.bench.pipelines_contestants import (
+    Schedule,
+    Setting,
+    as_trained,
+    control,
+    pipelined,
+    without_messages,
+)
 from paceline.bench.pipelines_control import Control
+from paceline.bench.workloads import Batch
 from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.pipeline.scheduling import edges_of
-from paceline.runtime.pipeline.walk import Observe, Walk
+from paceline.runtime.pipeline.walk import Walk
 from paceline.schedule import Action, Op
 
 
@@ -58,23 +66,22 @@ class Held:
         self.most[action.stage] = max(self.most[action.stage], sum(storages.values()))
 
 
-def watch(setting: Setting, schedules: tuple[Schedule, ...], rounds: int) -> dict[str, Any]:
+def watch(setting: Setting, schedules: Sequence[Schedule], rounds: int) -> dict[str, Any]:
     """Return by schedule what this rank of ours and of its control was seen to do; a collective."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {schedule: {} for schedule in schedules}
     for schedule in schedules:
-        ours = pipelined(setting, schedule)
-        seen = _steps(contender(ours, setting), ours, rounds)
-        found[schedule] = {
-            "rounds": [times.to_json() for times in seen],
-            "held": _held(ours, contender(ours, setting)),
-            **_layout(ours, setting),
+        module, batch = setting.workload.build()
+        ours = pipelined(setting, schedule, module, batch)
+        trained = as_trained(setting, ours, batch)
+        found[schedule] |= {
+            "rounds": [times.to_json() for times in _steps(trained, ours, rounds)],
+            "held": _held(trained, ours),
+            **_layout(ours, batch),
         }
     for schedule in dict.fromkeys(schedule.control for schedule in schedules):
-        _, batch = setting.workload.build()
-        control = Control(pipelined(setting, schedule), batch, setting.plan(schedule))
-        seen = _steps(
-            Contender(control.step, setting.workload.optimizer(control.parameters), lambda loss: None), control, rounds
-        )
+        module, batch = setting.workload.build()
+        alone = control(setting, schedule, module, batch)
+        seen = _steps(without_messages(setting, alone), alone, rounds)
         found.setdefault(schedule, {})["durations"] = _durations(seen)
     return found
 
@@ -83,25 +90,19 @@ def _steps(trained: Contender, observed: PipelinedModule | Control, rounds: int)
     trained.step()
     found = []
     for _ in range(rounds):
-        times = Times()
-        _observe(observed, times)
+        observed.observe = times = Times()
         dist.barrier()
         trained.step()
         found.append(times)
-    _observe(observed, None)
+    observed.observe = None
     return found
 
 
-def _held(ours: PipelinedModule, trained: Contender) -> dict[str, int]:
-    held = Held()
-    _observe(ours, held)
+def _held(trained: Contender, ours: PipelinedModule) -> dict[str, int]:
+    ours.observe = held = Held()
     trained.step()
-    _observe(ours, None)
+    ours.observe = None
     return {str(stage): count for stage, count in held.most.items()}
-
-
-def _observe(observed: PipelinedModule | Control, by: Observe | None) -> None:
-    observed.observe = by
 
 
 def _durations(seen: list[Times]) -> dict[str, float]:
@@ -114,14 +115,12 @@ def _durations(seen: list[Times]) -> dict[str, float]:
     return {key: median(seconds) for key, seconds in every.items()}
 
 
-def _layout(ours: PipelinedModule, setting: Setting) -> dict[str, Any]:
-    """What the cut says: bytes that each stage saves for a micro-batch, and between which stages values move."""
-    _, batch = setting.workload.build()
+def _layout(ours: PipelinedModule, batch: Batch) -> dict[str, Any]:
+    """What the cut says: bytes that each stage saves of a micro-batch, and between which stages values move."""
     pipeline = ours.steps(**batch)[0].pipeline
     edges = edges_of(pipeline)
     return {
         "saved": list(pipeline.saved_bytes),
         "forward": sorted(edges.forward),
         "backward": sorted(edges.backward),
-        "sent": {f"{source} {target}": len(names) for (source, target), names in pipeline.forward_edges.items()},
     }
