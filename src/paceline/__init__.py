@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.plan import Mesh, Pin, Plan
+    from paceline.plan import Mesh, Pin, PipelinePlan, Plan
     from paceline.planner.explain import explain
     from paceline.program.capture import capture
     from paceline.program.constraint import constrain
@@ -21,6 +21,7 @@ __all__ = [
     "Mesh",
     "ParallelModule",
     "Pin",
+    "PipelinePlan",
     "Plan",
     "__version__",
     "capture",
@@ -33,6 +34,7 @@ __all__ = [
 _HOMES = {
     "Mesh": "paceline.plan",
     "Pin": "paceline.plan",
+    "PipelinePlan": "paceline.plan",
     "Plan": "paceline.plan",
     "capture": "paceline.program.capture",
     "explain": "paceline.planner.explain",
