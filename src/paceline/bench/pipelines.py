@@ -151,7 +151,7 @@ def check_losses(found: Mapping[str, Any]) -> None:
 def _measure(settings: Settings, folder: Path) -> tuple[dict[str, Any], str]:
     """Return the figures, and in words what ours ran on."""
     names = (*settings.ours, SERIAL, *settings.torch, *settings.controls)
-    told = _run("take_step_times", "step times", names, settings, folder)
+    told = _run("take_step_times", "step times", names, settings, folder, watched=settings.schedules)
     check_losses(told[0])
     rounds, optimizer = _by_round(told, "step_s"), _by_round(told, "optimizer_s")
     peers = [peer for peer in (SERIAL, *settings.torch) if peer in rounds]
@@ -160,17 +160,16 @@ def _measure(settings: Settings, folder: Path) -> tuple[dict[str, Any], str]:
     on_gloo: dict[str, list[float]] = {}
     if settings.gloo and len(peers) > 1:
         alone = (*(against[peer] for peer in peers[1:]), *peers[1:])
-        again = _run("take_step_times", "Gloo alone", alone, settings, folder, Choice.GLOO)
+        again = _run("take_step_times", "Gloo alone", alone, settings, folder, backend=Choice.GLOO)
         check_losses(again[0])
         on_gloo = _by_round(again, "step_s")
         pairs |= {f"{peer}-{GLOO}": compared(on_gloo[against[peer]], on_gloo[peer]) for peer in peers[1:]}
-    watched = _run("take_watch", "bubbles", settings.ours, settings, folder)
     seen = {
         schedule: Seen(
             settings.setting,
             schedule,
-            [rank[schedule] for rank in watched],
-            [rank[schedule.control] for rank in watched],
+            [rank["seen"][schedule] for rank in told],
+            [rank["seen"][schedule.control] for rank in told],
         )
         for schedule in settings.schedules
     }
@@ -226,6 +225,7 @@ def _run(
     names: Sequence[str],
     settings: Settings,
     folder: Path,
+    watched: Sequence[Schedule] = (),
     backend: Choice = Choice.AUTO,
     environment: Mapping[str, str] = _NOTHING,
 ) -> list[dict[str, Any]]:
@@ -238,6 +238,7 @@ def _run(
         ranks=settings.ranks,
         cut=settings.cut,
         names=tuple(names),
+        watched=tuple(watched),
         rounds=settings.rounds,
         steps=settings.steps,
         backend=backend.value,

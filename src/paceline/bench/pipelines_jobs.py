@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.bench.pipelines_contestants import Contestant, Cut, Setting, Side, backend_of, set_up
+from paceline.bench.pipelines_contestants import Contestant, Cut, Schedule, Setting, Side, backend_of, set_up
 from paceline.bench.pipelines_watch import watch
 from paceline.bench.results import leave
 from paceline.bench.turns import SERIAL
@@ -27,6 +27,7 @@ class Job:
         folder: where it leaves what it found.
         scale, ranks, cut: see `Setting`.
         names: of the contestants; ours come first.
+        watched: schedules of ours that are observed when all turns are over.
         rounds: how often everybody has a turn.
         steps: steps of a turn.
         backend: of ours: `auto`, `shm` or `gloo`.
@@ -38,6 +39,7 @@ class Job:
     ranks: int
     cut: Cut
     names: tuple[str, ...]
+    watched: tuple[Schedule, ...]
     rounds: int
     steps: int
     backend: str
@@ -50,8 +52,9 @@ class Job:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Job:
         """Read what `to_json` wrote."""
+        watched = tuple(map(Schedule, values["watched"]))
         scale, cut = Scale(values["scale"]), Cut(values["cut"])
-        return cls(**{**values, "names": tuple(values["names"]), "scale": scale, "cut": cut})
+        return cls(**{**values, "names": tuple(values["names"]), "watched": watched, "scale": scale, "cut": cut})
 
     @property
     def setting(self) -> Setting:
@@ -60,7 +63,7 @@ class Job:
 
 
 def take_step_times(arguments: dict[str, Any]) -> None:
-    """All contestants in turn."""
+    """All contestants in turn, and then what ranks of ours are seen to do."""
     job = Job.from_json(arguments)
     with join(backend=job.backend) as world:
         torch.set_num_threads(1)
@@ -75,16 +78,8 @@ def take_step_times(arguments: dict[str, Any]) -> None:
             title=job.title,
         )
         backends = {who: backend_of(who, world.backend.name) for who in found["step_s"] if who != SERIAL}
-        leave(job.folder, world.rank, {**found, "backend": backends, "words": world.backend.words})
-
-
-def take_watch(arguments: dict[str, Any]) -> None:
-    """What ranks of ours are seen to do."""
-    job = Job.from_json(arguments)
-    with join(backend=job.backend) as world:
-        torch.set_num_threads(1)
-        schedules = tuple(Contestant.named(who).schedule for who in job.names)
-        leave(job.folder, world.rank, watch(job.setting, schedules, job.rounds))
+        seen = watch(job.setting, job.watched, job.rounds)
+        leave(job.folder, world.rank, {**found, "seen": seen, "backend": backends, "words": world.backend.words})
 
 
 def take_memory(arguments: dict[str, Any]) -> None:
