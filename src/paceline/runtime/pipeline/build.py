@@ -13,6 +13,7 @@ from paceline.runtime.pipeline.maker import PipelineMaker
 from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.pipeline.pieces import count_for, micro_batches
 from paceline.runtime.pipeline.ranks import StageRanks
+from paceline.runtime.pipeline.replicas import check_replicas
 from paceline.runtime.pipeline.scheduling import Schedules
 from paceline.runtime.planning import Planner
 
@@ -35,5 +36,6 @@ def pipelined(
     parts = plan.mesh.batch_parts
     first = micro_batches(batch, count_for(batch, plan, parts), parts)[0]
     step = planner.step(first, training=True, split=True)
+    check_replicas(step, schedules.replicas)
     ranks = StageRanks(module, step, plan, peers, schedules.replicas, planner.hollow)
     return PipelinedModule(plan, planner, peers, ranks, schedules)

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.runtime.pipeline.directed import DirectedGroups
 from paceline.runtime.pipeline.step import Sent
-from paceline.runtime.pipeline.wire import Wire
+from paceline.runtime.pipeline.wire import Exact, Wire
 from paceline.schedule import Payload
 
 RankTensors = list[list[Tensor]]
@@ -22,12 +23,20 @@ RankTensors = list[list[Tensor]]
 
 
 class Message(NamedTuple):
-    """Which message: what it carries, from which stage to which, for which micro-batch."""
+    """Which message: what it carries, from which stage to which, for which micro-batch.
+
+    Sums of gradients over micro-batches go from rank to rank; they have numbers below 0, and are never rounded.
+    """
 
     payload: Payload
     source: int
     target: int
     micro_batch: int
+
+    @property
+    def is_of_ranks(self) -> bool:
+        """Whether its ends are pipeline ranks instead of stages."""
+        return self.micro_batch < 0
 
 
 class Channel(Protocol):
@@ -64,7 +73,8 @@ class Mailboxes:
 
     def send(self, message: Message, rank: int, values: RankTensors) -> None:
         """Put them into the box, as the wire would leave them."""
-        self._boxes[message] = [[self._carried(x) for x in pieces] for pieces in values]
+        wire = _wire_of(message, self._wire)
+        self._boxes[message] = [[_carried(wire, x) for x in pieces] for pieces in values]
 
     def expect(self, message: Message, rank: int, sent: Sequence[Sent]) -> None:
         """Nothing: there is room."""
@@ -80,9 +90,6 @@ class Mailboxes:
     def release(self, message: Message) -> None:
         """Nothing: the receiver took it."""
 
-    def _carried(self, x: Tensor) -> Tensor:
-        return self._wire.decode(self._wire.encode(x), Sent(tuple(x.shape), x.dtype)).clone()
-
 
 class ProcessChannel:
     """Messages of a process that is one rank, by sends and receives that do not block.
@@ -91,10 +98,15 @@ class ProcessChannel:
         group: the process group of the pipeline; its ranks are the pipeline ranks.
         device: where this rank computes.
         wire: what tensors are sent as.
+        directed: a group for each way, where the transport needs one.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, wire: Wire) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, wire: Wire, directed: DirectedGroups | None = None
+    ) -> None:
         self._group = group
+        self._rank = dist.get_rank(group)
+        self._directed = directed
         self._device = device
         self._wire = wire
         self._under_way: dict[Message, list[tuple[dist.Work | None, Tensor]]] = {}
@@ -102,20 +114,20 @@ class ProcessChannel:
 
     def send(self, message: Message, rank: int, values: RankTensors) -> None:
         """Start to send each tensor, under the tag of this pair of stages."""
-        parts = [part for (x,) in values for part in self._wire.encode(x)]
-        tag = _tag(message)
-        self._under_way[message] = [
-            (dist.isend(part, group=self._group, group_dst=rank, tag=tag), part) for part in parts
-        ]
+        wire = _wire_of(message, self._wire)
+        parts = [part for (x,) in values for part in wire.encode(x)]
+        group, _, target, tag = self._way(message, self._rank, rank)
+        self._under_way[message] = [(dist.isend(part, group=group, group_dst=target, tag=tag), part) for part in parts]
 
     def expect(self, message: Message, rank: int, sent: Sequence[Sent]) -> None:
         """Start to receive into fresh tensors."""
-        tag, found = _tag(message), []
+        group, source, _, tag = self._way(message, rank, self._rank)
+        found = []
         for item in sent:
             parts = []
-            for part in self._wire.layout(item):
+            for part in _wire_of(message, self._wire).layout(item):
                 room = torch.empty(part.shape, dtype=part.dtype, device=self._device)
-                parts.append((dist.irecv(room, group=self._group, group_src=rank, tag=tag), room))
+                parts.append((dist.irecv(room, group=group, group_src=source, tag=tag), room))
             found.append((item, parts))
         self._expected[message] = found
 
@@ -130,7 +142,7 @@ class ProcessChannel:
             for work, _ in parts:
                 if work is not None:
                     work.wait()
-            values.append([self._wire.decode([room for _, room in parts], sent)])
+            values.append([_wire_of(message, self._wire).decode([room for _, room in parts], sent)])
         return values
 
     def release(self, message: Message) -> None:
@@ -139,10 +151,24 @@ class ProcessChannel:
             if work is not None:
                 work.wait()
 
+    def _way(self, message: Message, source: int, target: int) -> tuple[dist.ProcessGroup, int, int, int]:
+        """The group through which a message goes, who in it sends and who receives, and its tag."""
+        if self._directed is None:
+            return self._group, source, target, _tag(message)
+        return *self._directed.towards(message.payload, source, target), 0
+
+
+def _wire_of(message: Message, wire: Wire) -> Wire:
+    """What a message is sent as: copies of a parameter would part if their gradients were rounded on the way."""
+    return Exact() if message.is_of_ranks else wire
+
+
+def _carried(wire: Wire, x: Tensor) -> Tensor:
+    return wire.decode(wire.encode(x), Sent(tuple(x.shape), x.dtype)).clone()
+
 
 def _tag(message: Message) -> int:
     """A tag of its own for each pair of stages and direction; messages of one tag arrive in the order of sending."""
     small, large = sorted((message.source, message.target))
     pair = large * (large - 1) // 2 + small
-    between_ranks = message.micro_batch < 0  # of sums, whose ends are ranks and no stages
-    return 4 * pair + 2 * between_ranks + (message.payload is Payload.GRADIENT)
+    return 4 * pair + 2 * message.is_of_ranks + (message.payload is Payload.GRADIENT)

@@ -9,6 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from paceline.placement.fitting import check_batch
 from paceline.plan import Plan
 from paceline.program.capture import Batch
 
@@ -23,7 +24,13 @@ def samples_of(batch: Batch) -> int:
 
 
 def count_for(batch: Batch, plan: Plan, parts: int) -> int:
-    """Return in how many micro-batches a batch flows that is divided into parts."""
+    """Return in how many micro-batches a batch flows that is divided into parts.
+
+    Raises:
+        PlanError: the parts do not divide the batch.
+    """
+    if parts > 1:
+        check_batch(samples_of(batch), plan.mesh.inner)
     wanted = plan.pipeline.micro_batches
     return max(1, min(samples_of(batch) // parts, 2 * plan.mesh.stage_ranks if wanted is None else wanted))
 

@@ -19,6 +19,7 @@ from paceline.runtime.hollow import Hollow
 from paceline.runtime.inprocess import InProcessExecutor
 from paceline.runtime.peers import Peers
 from paceline.runtime.pipeline.channels import Channel, Mailboxes, ProcessChannel
+from paceline.runtime.pipeline.directed import DirectedGroups, directed_groups, needs_directions
 from paceline.runtime.pipeline.stage_rank import StageRank
 from paceline.runtime.pipeline.step import PipelineStep
 from paceline.runtime.pipeline.walk import MicroBatch, Walk
@@ -83,7 +84,8 @@ class StageRanks:
         else:
             group = self._peers.groups[_PP].group
             assert group is not None
-            channel = ProcessChannel(group, self._peers.devices[0], wire_named(plan.pipeline.wire))
+            directed = self._directed(number, step, replicas) if needs_directions(group) else None
+            channel = ProcessChannel(group, self._peers.devices[0], wire_named(plan.pipeline.wire), directed)
         state = LocalState(
             module,
             step.inputs,
@@ -96,6 +98,16 @@ class StageRanks:
         )
         stages = tuple(stage for stage, ranks in enumerate(replicas) if number in ranks)
         return StageRank(number, stages, self._inner, inner_peers.executor, inner_peers.devices, state, channel)
+
+    def _directed(self, number: int, step: PipelineStep, replicas: tuple[tuple[int, ...], ...]) -> DirectedGroups:
+        """A group for each way between pipeline ranks that send each other something."""
+        edges = (*step.pipeline.forward_edges, *step.pipeline.backward_edges)
+        pairs = {(a, b) for source, target in edges for a in replicas[source] for b in replicas[target]}
+        pairs |= {(a, b) for holders in self._holders.values() for a in holders for b in holders}
+        _, inner = self._mesh.split_rank(self._peers.executor.ranks[0])
+        return directed_groups(
+            pairs, number, {rank: self._global[rank, inner] for rank in range(self._mesh.stage_ranks)}
+        )
 
     def _inner_peers(self, number: int, plan: Plan) -> Peers:
         """The ranks of the inner mesh that stand at one place of the pipeline."""

@@ -10,11 +10,44 @@ from collections import Counter
 
 import torch
 
+from paceline.errors import PlanError
+from paceline.program.program import OutputRole
 from paceline.runtime.pipeline.channels import Message
 from paceline.runtime.pipeline.stage_rank import Pieces, StageRank
 from paceline.runtime.pipeline.step import PipelineStep, Sent
 from paceline.runtime.pipeline.sums import Sums
 from paceline.schedule import Payload, Schedule
+from paceline.schedule.places import Replicas as Places
+
+
+def check_replicas(step: PipelineStep, replicas: Places) -> None:
+    """Refuse stages of several ranks for which it is not defined what these have in common.
+
+    Raises:
+        PlanError: such a stage changes a buffer, or trains a parameter that another stage uses too.
+    """
+    users: dict[str, list[int]] = {}
+    for stage in step.pipeline.stages:
+        for name in dict.fromkeys((*step.parameters_of(stage.index), *stage.gradients)):
+            users.setdefault(name, []).append(stage.index)
+    for stage, ranks in zip(step.pipeline.stages, replicas, strict=True):
+        if len(ranks) == 1:
+            continue
+        changed = [output.name for output in stage.outputs if output.role is OutputRole.BUFFER]
+        if changed:
+            raise PlanError(
+                f"stage {stage.index} changes the buffer '{changed[0]}' with each micro-batch (as batch norm does), and "
+                f"its {len(ranks)} ranks take micro-batches in turns: their buffers would part. Give that stage one "
+                "rank (plan.pipeline.replicas), choose boundaries that move the module to such a stage, or split the "
+                "batch by the axis dp."
+            )
+        tied = [name for name in stage.gradients if len(users[name]) > 1]
+        if tied:
+            raise PlanError(
+                f"the parameter '{tied[0]}' is used by the stages {users[tied[0]]}, and stage {stage.index} has "
+                f"{len(ranks)} ranks. Parameters may be shared by stages of one rank each: untie it, choose boundaries "
+                "that keep its users on one stage, or give these stages one rank (plan.pipeline.replicas)."
+            )
 
 
 class Replicas:
