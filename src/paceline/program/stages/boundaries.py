@@ -31,6 +31,21 @@ def at_modules(groups: Sequence[Group], modules: Sequence[str], count: int) -> t
     return starts
 
 
+def module_starts(groups: Sequence[Group]) -> dict[int, str]:
+    """Return the groups with which a module begins where a stage may begin, and the name of the outermost such one."""
+    firsts: dict[str, tuple[int, Node]] = {}
+    for number, group in enumerate(groups):
+        for node in group.nodes:
+            parts = str(node.meta.get("module") or "").split(".")
+            for length in range(1, len(parts) + 1):
+                firsts.setdefault(".".join(parts[:length]), (number, node))
+    starts: dict[int, str] = {}
+    for name, (number, node) in firsts.items():
+        if name and number and not _parts_a_buffer(groups[number], node):
+            starts.setdefault(number, name)
+    return dict(sorted(starts.items()))
+
+
 def at_nodes(groups: Sequence[Group], names: Sequence[str]) -> tuple[int, ...] | None:
     """Return the groups that begin with nodes of these names; None where there are no such groups."""
     begins = {group.nodes[0].name: number for number, group in enumerate(groups)}

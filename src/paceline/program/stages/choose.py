@@ -48,7 +48,8 @@ def weigh(reading: Reading, groups: Sequence[Group], seconds_of: Callable[[Node]
     seconds = [0.0] * len(groups)
     for node, number in home.items():
         seconds[number] += seconds_of(node)
-    return Weights(tuple(seconds), _crossing(reading, number_of, len(groups)), _held(reading, number_of, len(groups)))
+    crossing = crossing_of(reading, groups, _price)
+    return Weights(tuple(seconds), crossing, _held(reading, number_of, len(groups)))
 
 
 def _homes(reading: Reading, number_of: dict[Node, int]) -> dict[Node, int]:
@@ -66,22 +67,28 @@ def _homes(reading: Reading, number_of: dict[Node, int]) -> dict[Node, int]:
     return homes
 
 
-def _crossing(reading: Reading, number_of: dict[Node, int], count: int) -> tuple[float, ...]:
+def crossing_of(reading: Reading, groups: Sequence[Group], price: Callable[[Node], float]) -> tuple[float, ...]:
+    """Return for each group what it costs to hand on the values that are made before it and read from it on."""
+    number_of = groups_of(groups)
     last: dict[Node, int] = {}
     for node in reading.body:
         for source in node.all_input_nodes:
             if source in number_of:
                 root = reading.root(source)
                 last[root] = max(last.get(root, 0), number_of[node])
-    steps = [0.0] * (count + 1)
+    steps = [0.0] * (len(groups) + 1)
     for root, until in last.items():
-        values = list(tensors(root.meta.get("val")))
-        there_and_back = 2 if any(value.is_floating_point() for value in values) else 1
-        price = there_and_back * message_seconds(bytes_of(root))
         if until > number_of[root]:
-            steps[number_of[root] + 1] += price
-            steps[until + 1] -= price
-    return tuple(max(price, 0.0) for price in list(accumulate(steps))[:count])
+            steps[number_of[root] + 1] += price(root)
+            steps[until + 1] -= price(root)
+    return tuple(max(total, 0.0) for total in list(accumulate(steps))[: len(groups)])
+
+
+def _price(root: Node) -> float:
+    """Seconds of the messages of a value, and of its gradient if it may have one."""
+    values = list(tensors(root.meta.get("val")))
+    there_and_back = 2 if any(value.is_floating_point() for value in values) else 1
+    return there_and_back * message_seconds(bytes_of(root))
 
 
 def _held(reading: Reading, number_of: dict[Node, int], count: int) -> tuple[int, ...]:
