@@ -79,7 +79,7 @@ def bandwidth_of(costs: Costs) -> float:
 
 
 def _first_module(found: Sequence[Group]) -> str:
-    """Return the name of the first layer: nobody begins a stage with it, so the outermost module that is called does."""
+    """Return the name of the first layer, which no boundary needs: the outermost module that is called."""
     paths = (str(node.meta.get("module") or "") for group in found[:1] for node in group.nodes)
     return next((path.partition(".")[0] for path in paths if path), "")
 

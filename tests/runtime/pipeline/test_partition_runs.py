@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pytest
@@ -91,7 +92,7 @@ def test_pipedream_is_its_own_replay_bit_by_bit() -> None:
     program = capture(module, pieces[0].batch)
     stages = found.trained_by_stage
     replay = Replay(lambda piece: program, module, stages, log, lambda given: torch.optim.AdamW(given, lr=1e-2))
-    told = replay.run([Piece(it.batch, seed, 1.0) for it, seed in zip(pieces, sum(seeds, []), strict=True)])
+    told = replay.run([Piece(it.batch, seed, 1.0) for it, seed in zip(pieces, chain(*seeds), strict=True)])
     state = found.full_state_dict()
     assert told.parameters.keys() == state.keys()
     for name, expected in told.parameters.items():

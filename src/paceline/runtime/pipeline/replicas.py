@@ -36,8 +36,8 @@ def check_replicas(step: PipelineStep, replicas: Places) -> None:
         changed = [output.name for output in stage.outputs if output.role is OutputRole.BUFFER]
         if changed:
             raise PlanError(
-                f"stage {stage.index} changes the buffer '{changed[0]}' with each micro-batch (as batch norm does), and "
-                f"its {len(ranks)} ranks take micro-batches in turns: their buffers would part. Give that stage one "
+                f"stage {stage.index} changes the buffer '{changed[0]}' with each micro-batch, as batch norm does, "
+                f"and its {len(ranks)} ranks take micro-batches in turns: their buffers would part. Give that stage one "
                 "rank (plan.pipeline.replicas), choose boundaries that move the module to such a stage, or split the "
                 "batch by the axis dp."
             )
