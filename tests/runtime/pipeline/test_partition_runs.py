@@ -117,7 +117,7 @@ def labelled() -> tuple[Tensor, Tensor]:
 
 def test_ranks_that_take_turns_have_no_buffers_that_change() -> None:
     flow = {"boundaries": ("head",), "replicas": (2, 1)}
-    with pytest.raises(PlanError, match=r"(?s)stage 0 changes the buffer 'norm\..*Give that stage one rank"):
+    with pytest.raises(PlanError, match=r"(?s)stage 0 changes the buffer 'norm\..*Give it one rank"):
         pipelined(Normed().double(), labelled(), "pp=3", **flow)
     pipelined(Normed().double(), labelled(), "pp=3", **{**flow, "replicas": (1, 2)})
 

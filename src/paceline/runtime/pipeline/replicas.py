@@ -37,7 +37,7 @@ def check_replicas(step: PipelineStep, replicas: Places) -> None:
         if changed:
             raise PlanError(
                 f"stage {stage.index} changes the buffer '{changed[0]}' with each micro-batch, as batch norm does, "
-                f"and its {len(ranks)} ranks take micro-batches in turns: their buffers would part. Give that stage one "
+                f"and its {len(ranks)} ranks take micro-batches in turns: their buffers would part. Give it one "
                 "rank (plan.pipeline.replicas), choose boundaries that move the module to such a stage, or split the "
                 "batch by the axis dp."
             )
