@@ -29,10 +29,15 @@ class Sums:
 def add_up(sums: Sums, stage: Stage, made: Mapping[str, Pieces], share: float) -> None:
     """Add the gradients that one micro-batch made; none where its loss is a mean over nothing."""
     sums.weight += share
+    held: Pieces = []
+    more: Pieces = []
     for parameter, name in stage.gradients.items():
         if name not in made:
             continue
         if parameter not in sums.gradients:  # a copy: what was made may be a view of something else
             sums.gradients[parameter] = [piece.clone() for piece in made[name]]
         else:
-            torch._foreach_add_(sums.gradients[parameter], made[name])
+            held += sums.gradients[parameter]
+            more += made[name]
+    if held:
+        torch._foreach_add_(held, more)
