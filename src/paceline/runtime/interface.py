@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -135,6 +135,17 @@ class ParallelModule(nn.Module, ABC):
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         torch._foreach_mul_(gradients, weights[0] / total)
         return Accumulated(math.fsum(w * float(x) for w, x in zip(weights, losses, strict=True)) / total, total)
+
+    def mean_loss(self, portions: Iterable[Portion], *, equal: bool) -> Accumulated:
+        """Return the mean loss over all portions, without gradients, and its weight; NaN and 0 where nothing counts."""
+        loss, total = 0.0, 0.0
+        for portion in portions:
+            value = float(self.loss_of(portion))
+            weight = 1.0 if equal else self.weight_of(portion, of=1)
+            if weight > 0:
+                loss += value * weight
+                total += weight
+        return Accumulated(loss / total if total else math.nan, total)
 
     def loss_of(self, portion: Portion) -> Tensor:
         """The loss of a portion: divided among the ranks, or computed whole on each when it cannot be."""

@@ -191,18 +191,12 @@ class Trainer:
             return None
         began = time.monotonic()
         self.module.eval()
-        loss, total = 0.0, 0.0
         with torch.no_grad():
-            for micro_batch in self.validation():
-                value = float(self.module.loss_of(micro_batch))
-                weight = 1.0 if self.settings.equal_weights else self.module.weight_of(micro_batch, of=1)
-                if weight > 0:
-                    loss += value * weight
-                    total += weight
+            loss, total = self.module.mean_loss(self.validation(), equal=self.settings.equal_weights)
         self.module.train()
         if total == 0:
             raise DataError("the validation data holds nothing that a loss could be computed of.")
-        report = ValidationReport(self.step, loss / total, total, time.monotonic() - began)
+        report = ValidationReport(self.step, loss, total, time.monotonic() - began)
         self._tell(Callback.on_validate, report)
         return report
 

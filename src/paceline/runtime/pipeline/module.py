@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -27,6 +29,9 @@ from paceline.runtime.pipeline.walk import MicroBatch, Observe, Walk
 from paceline.runtime.planning import Planner, Startup
 from paceline.runtime.state import Shard
 from paceline.schedule import Edges
+
+_EVALUATED = 4
+"""So many micro-batches for each pipeline rank are evaluated at a time."""
 
 
 class PipelinedModule(ParallelModule):
@@ -108,6 +113,21 @@ class PipelinedModule(ParallelModule):
             return Accumulated(loss.item(), float(len(portions)))
         weight = self._last_weight
         return Accumulated(loss.item(), float(portions[0].samples) if weight is None else weight)
+
+    def mean_loss(self, portions: Iterable[Portion], *, equal: bool) -> Accumulated:
+        """Return the mean loss over all portions, without gradients; a few flow through the stages at a time."""
+        waiting, loss, total = iter(portions), 0.0, 0.0
+        while flowing := list(islice(waiting, _EVALUATED * self.mesh.stage_ranks)):
+            given = [self._micro_batch(portion, self._next_seed()) for portion in flowing]
+            told = equal or all(each.step.counts or each.step.weight is not None for each in given)
+            for group in [given] if told else [[each] for each in given]:
+                value = float(self._loss(group, equal=equal))
+                weight = self._last_weight if not equal else float(len(group))
+                weight = float(sum(p.samples for p in flowing)) / len(flowing) if weight is None else weight
+                if weight > 0:
+                    loss += value * weight
+                    total += weight
+        return Accumulated(loss / total if total else math.nan, total)
 
     @property
     def trained_by_stage(self) -> tuple[tuple[str, ...], ...]:
