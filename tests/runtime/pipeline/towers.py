@@ -43,7 +43,7 @@ class Tower(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return F.cross_entropy(self.head(x), labels)
+        return F.cross_entropy(self.head(x).flatten(0, -2), labels.flatten())
 
 
 def tower(**options: Any) -> Tower:
@@ -52,12 +52,12 @@ def tower(**options: Any) -> Tower:
     return Tower(**options).double()
 
 
-def batch(size: int = 7, ignored: tuple[int, ...] = (0, 3)) -> tuple[Tensor, Tensor]:
-    """Samples and labels; those named count for nothing."""
+def batch(size: int = 7, ignored: tuple[int, ...] = (0, 3), time: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+    """Samples, of several times maybe, and labels; those named count for nothing."""
     generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(WIDTH, (size,), generator=generator)
+    labels = torch.randint(WIDTH, (size, *time), generator=generator)
     labels[list(ignored)] = -100
-    return torch.randn(size, WIDTH, generator=generator, dtype=torch.float64), labels
+    return torch.randn(size, *time, WIDTH, generator=generator, dtype=torch.float64), labels
 
 
 def pipelined(module: nn.Module, example: Any, mesh: str = "pp=2", **flow: Any) -> PipelinedModule:
@@ -77,10 +77,12 @@ def gradients(module: PipelinedModule) -> dict[str, list[Tensor]]:
     return found
 
 
-def accumulated(module: nn.Module, given: tuple[Tensor, Tensor], count: int, seed: int) -> tuple[float, nn.Module]:
+def accumulated(
+    module: nn.Module, given: tuple[Tensor, Tensor], count: int, seed: int, parts: int = 1
+) -> tuple[float, nn.Module]:
     """Loss, and a module with gradients: micro-batches one after the other, weighted by the labels that count."""
     module = copy.deepcopy(module)
-    pieces = micro_batches(given, count)
+    pieces = micro_batches(given, count, parts)
     valid = [int((labels >= 0).sum()) for _, labels in pieces]
     total = 0.0
     for piece, counted, of_piece in zip(pieces, valid, micro_batch_seeds(seed, len(pieces)), strict=True):
