@@ -124,7 +124,9 @@ class Planner(Generic[S]):
         self._maker = maker
         self._module = module
         self._plan = plan
-        self._inner = plan.with_(mesh=plan.mesh.inner)
+        # What a rank may hold is of one stage, of which the program that is placed has several.
+        memory = None if plan.memory_bytes is None else plan.memory_bytes * plan.mesh.stage_ranks
+        self._inner = plan.with_(mesh=plan.mesh.inner, memory_bytes=memory)
         self._peers = peers
         self._autocast = autocast
         self._lifted = lifted

@@ -123,7 +123,14 @@ def stage_step(
     if plan.zero_stage == 3:
         regather_parameters(program)
     sums = _take_off_sums(program)
-    pipeline = cut(program, stages, boundaries=plan.pipeline.boundaries, split_backward=split_backward, same_as=like)
+    pipeline = cut(
+        program,
+        stages,
+        boundaries=plan.pipeline.boundaries,
+        split_backward=split_backward,
+        memory_bytes=plan.memory_bytes,
+        same_as=like,
+    )
     draws = any(is_random(node) for node in program.graph.nodes)
     counts = any(output.role is OutputRole.WEIGHT for output in program.outputs)
     reductions = tuple(_reduction(stage.gradients, sums, plan.bucket_bytes) for stage in pipeline.stages)
