@@ -12,23 +12,31 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.bench.families import family_of
-from paceline.bench.models_cells import Cell, Verdict
+from paceline.bench.models_cells import Cell, Verdict, mesh_of
 
 _WORST_LAST = list(Verdict)
 _MARKS = {Verdict.EQUAL: "=", Verdict.DIFFERS: "**differs**", Verdict.REFUSED: "refused", Verdict.FAILS: "**fails**"}
 
-_PAGE = """# Models
+_ON_MESHES = """# Models
 
 {count} families, small and with random weights, each compared with its serial module on every mesh that makes sense for
 it: `hw` where there are images, `sp` where there is a time axis, or images, whose patches are a sequence along their
-height. Nobody adapted them: those of Hugging Face are its own classes. This page is written by a command, on {date},
-with {versions}:
+height."""
+
+_ON_STAGES = """# Models on stages
+
+{count} families, small and with random weights, each cut into stages and compared with its serial module under every
+schedule that is named. A batch of 4 flows in 3 micro-batches, which it does not divide into; `interleaved` and `zb-v`
+have two stages on each rank."""
+
+_PAGE = """{introduction} Nobody adapted them: those of Hugging Face are its own classes. This page is written by a
+command, on {date}, with {versions}:
 
     {command}
 
 One model on one mesh, on processes of its own:
 
-    paceline verify --model {factory} --mesh tp=2
+    paceline verify --model {factory} --mesh {mesh}
 
 What is compared, and how equal is equal, is in [verify.md](verify.md): losses, gradients, buffers and parameters of two
 optimizer steps with dropout on, within 1e-9 in float64 and 1e-4 in float32. Here all ranks run in one process.
@@ -81,8 +89,10 @@ def page(cells: Sequence[Cell], options: Mapping[str, str], machine: Mapping[str
         for model, verdicts in _matrix(cells).items()
     ]
     reasons = "\n".join(f"- {line}" for line in _reasons(cells))
+    on_stages = all(mesh_of(mesh).stage_ranks > 1 for mesh in meshes)
     return _PAGE.format(
-        count=len(rows),
+        introduction=(_ON_STAGES if on_stages else _ON_MESHES).format(count=len(rows)),
+        mesh="pp=2 --schedule 1f1b" if on_stages else "tp=2",
         date=datetime.now(UTC).date().isoformat(),
         versions=", ".join([*versions, f"Python {machine['python']}"]),
         command=" ".join(["paceline bench models", *settings]),
