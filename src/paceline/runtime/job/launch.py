@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from paceline.errors import LaunchError, PacelineError, RankFailed
 from paceline.runtime.job.failures import Failure, first_cause, read_failures
 from paceline.runtime.job.meeting import meeting
+from paceline.runtime.job.roles import role_of
 from paceline.runtime.job.signals import NotedSignals
 from paceline.runtime.job.worker import ARGUMENTS_FILE, DUMP_STACKS, LAUNCHER_PID, log_path
 from paceline.runtime.job.world import JOB_DIRECTORY, LOG_DIRECTORY
@@ -201,16 +202,18 @@ class _Ranks:
 
     def _error(self, cause: Failure) -> PacelineError:
         log = f"log of rank {cause.rank}: {log_path(self._logs, cause.rank)}" if self._logs_are_kept else ""
+        role = role_of(self._job, cause.rank)
+        who = f"rank {cause.rank} of {self._size}" + (f" ({role})" if role else "")
         again = cause.error()
         if again is not None:
-            again.add_note(f"raised by rank {cause.rank} of {self._size}; {log}")
+            again.add_note(f"raised by {who}; {log}")
             return again
         if cause.trace:
             text = f"failed:\n{cause.trace.rstrip()}"
         else:
             tail = self._tail(cause.rank)
             text = f"{cause.message}." + (f" The end of its log:\n{tail}" if tail else "")
-        return RankFailed(f"rank {cause.rank} of {self._size} {text}" + (f"\n{log}" if log else ""))
+        return RankFailed(f"{who} {text}" + (f"\n{log}" if log else ""))
 
     def _too_late(self, timeout_s: float) -> LaunchError:
         """Have the ranks still running write down where they are, and say so."""

@@ -8,6 +8,7 @@ from torch import nn
 from paceline.errors import PlanError
 from paceline.plan import Plan
 from paceline.program.capture import Batch
+from paceline.runtime.job.roles import tell_role
 from paceline.runtime.peers import Peers
 from paceline.runtime.pipeline.maker import PipelineMaker
 from paceline.runtime.pipeline.module import PipelinedModule
@@ -38,4 +39,7 @@ def pipelined(
     step = planner.step(first, training=True, split=True)
     check_replicas(step, schedules.replicas)
     ranks = StageRanks(module, step, plan, peers, schedules.replicas, planner.hollow)
+    if not peers.alone:
+        here = [str(stage) for rank in ranks.here for stage in rank.stages]
+        tell_role(f"stage{'s' * (len(here) > 1)} {' and '.join(here)} of the pipeline")
     return PipelinedModule(plan, planner, peers, ranks, schedules)
