@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from paceline.cli.main import app
 
 ROOT = Path(__file__).parents[2]
+GPT = ["--model", "tests.models:gpt", "--mesh"]
 OWN = ["--model", "tests.models:own", "--mesh", "fsdp=2"]
 
 
@@ -59,6 +60,11 @@ def test_a_recipe_is_told_for_a_micro_batch_of_its_data_and_its_optimizer() -> N
         ([*OWN, "--pin", "frist.*:fsdp=S0"], "Did you mean 'first."),
         ([*OWN, "--pin", "first.weight:fsdp=S7"], "'first.weight' is pinned to S7"),
         (["--model", "tests.models:own", "--mesh", "dp=5"], "a batch of 12 does not divide"),
+        ([*OWN, "--partition"], "the mesh 'fsdp=2' has no pipeline to partition; name one, as in --mesh pp=4"),
+        ([*OWN, "--bandwidth", "1"], "--bandwidth is for --partition"),
+        ([*GPT, "pp=2", "--partition", "--bandwidth", "0"], "a bandwidth above zero"),
+        ([*GPT, "pp=2", "--schedule", "1f2b"], "Did you mean '1f1b'"),
+        ([*GPT, "pp=2", "--boundaries", "blocks.9"], "no operator of the program is called by a module 'blocks.9'"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], message: str) -> None:

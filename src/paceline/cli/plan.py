@@ -7,10 +7,21 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import JsonFile, Pins, Sets, assignments
+from paceline.cli import plan_stages
+from paceline.cli.options import (
+    Boundaries,
+    Chunks,
+    JsonFile,
+    MicroBatches,
+    Pins,
+    Schedule,
+    Sets,
+    assignments,
+    pipeline_with,
+)
 from paceline.cli.output import write_json
 from paceline.errors import RecipeError
-from paceline.plan import Mesh, Pin, Plan
+from paceline.plan import Axis, Mesh, Pin, Plan
 
 _WIDTH = 100
 
@@ -25,6 +36,16 @@ def plan(
     zero_stage: Annotated[
         int | None, typer.Option(min=2, max=3, help="What fsdp does between forward and backward.")
     ] = None,
+    schedule: Schedule = None,
+    micro_batches: MicroBatches = None,
+    chunks: Chunks = None,
+    boundaries: Boundaries = None,
+    partition: Annotated[
+        bool, typer.Option("--partition", help="Find stages for pp, slow ones on several ranks, as PipeDream does.")
+    ] = False,
+    bandwidth: Annotated[
+        float | None, typer.Option(metavar="GB/S", help="Between two ranks, for --partition; else as measured here.")
+    ] = None,
     sets: Sets = None,
     pins: Pins = None,
     json_file: JsonFile = None,
@@ -36,30 +57,51 @@ def plan(
 
         paceline plan recipes/gpt-stdlib.yaml --mesh fsdp=2
         paceline plan --model my_model.py:build --mesh dp=2,fsdp=2 --explain
+        paceline plan recipes/gpt-stdlib.yaml --mesh dp=2,pp=2
+        paceline plan recipes/gpt-stdlib.yaml --mesh pp=4 --partition
     """
     if (recipe is None) == (model is None):
         raise RecipeError("name what to plan: either a RECIPE or --model FACTORY.")
     if mesh is None:
         raise RecipeError("the search over meshes is not there yet; name the mesh to explain, as in --mesh fsdp=2.")
+    if bandwidth is not None and not partition:
+        raise RecipeError("--bandwidth is for --partition; add it, or leave out --bandwidth.")
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
-    with console.status("importing") as status:
-        if recipe is not None:
-            from paceline.train.explain import explain_recipe
-            from paceline.train.recipe import load_recipe
+    loaded = None
+    if recipe is not None:
+        from paceline.train.recipe import load_recipe
 
-            loaded = load_recipe(recipe, assignments(sets, mesh, pins=pins))
-            chosen = loaded.plan() if zero_stage is None else loaded.plan().with_(zero_stage=zero_stage)
+        pieces = [] if micro_batches is None else [f"train.micro_batches={micro_batches}"]
+        loaded = load_recipe(recipe, [*assignments(sets, mesh, pins=pins), *pieces])
+        chosen, micro_batches = loaded.plan(), None
+    else:
+        chosen = Plan(Mesh.parse(mesh), pins=tuple(map(Pin.parse, pins or [])))
+    chosen = chosen.with_(
+        zero_stage=zero_stage or chosen.zero_stage,
+        pipeline=pipeline_with(chosen.pipeline, schedule, micro_batches, chunks, boundaries),
+    )
+    with console.status("importing") as status:
+        if partition or Axis.PP.value in chosen.mesh.names:
+            made = plan_stages.flow(loaded, model, chosen, status.update)
+            if partition:
+                plan_stages.partition(
+                    made, chosen, console, bandwidth=bandwidth, json_file=json_file, tell=status.update
+                )
+            else:
+                plan_stages.stages(made, chosen, console, details=explain, json_file=json_file, tell=status.update)
+            return
+        if loaded is not None:
+            from paceline.train.explain import explain_recipe
+
             told = explain_recipe(loaded, chosen, tell=status.update)
         else:
             from paceline.planner.explain import explain_factory
 
             assert model is not None
-            stage = Plan.zero_stage if zero_stage is None else zero_stage
-            chosen = Plan(Mesh.parse(mesh), zero_stage=stage, pins=tuple(map(Pin.parse, pins or [])))
             told = explain_factory(model, chosen, tell=status.update)
 
     from paceline.planner.report import to_json

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -14,95 +12,70 @@ from paceline.plan import Axis
 from paceline.planner import words
 from paceline.planner.explanation import Activation, Explanation, Held, Transfer, What
 from paceline.planner.folding import fold
+from paceline.planner.printing import print_table, say, section
 
 _SMALL = 0.01
 """Part of all that is kept for the backward pass below which a tensor is not told by itself."""
-_BETWEEN, _NARROWEST = 3, 20
-"""Characters between columns, and the fewest that names get."""
 _MEMORY = ("", "bytes", " ")
 _TOTALS = ("axis", "pass", "kind", "tensors", "collectives", "bytes")
 _SOLVER = ("axis", "modelled cost", "proven bound", "classes", "variables", "took")
 _UNKNOWN = ("module", "operator", "calls")
 _TRANSFERS = ("what", "pass", "kind", "from", "to", "bytes")
-_NUMBERS = {"bytes", "tensors", "collectives", "modelled cost", "proven bound", "classes", "variables", "calls", "took"}
 Row = tuple[str, ...]
 
 
 def summary(told: Explanation, console: Console) -> None:
     """Print what a rank holds, what moves by axis, how it was found, and what is not split."""
     mesh = told.plan.mesh
-    _say(console, f"mesh {mesh}: {mesh.size} rank{'s' * (mesh.size != 1)}")
+    say(console, f"mesh {mesh}: {mesh.size} rank{'s' * (mesh.size != 1)}")
     meanings = Table.grid(padding=(0, 2))
     for axis, parts in mesh.axes:
         meanings.add_row(f"  {axis}={parts}", Axis(axis).summary)
     console.print(meanings, highlight=False)
-    _section(console, "bytes on a rank")
-    _print(console, _MEMORY, _memory(told))
-    _section(console, "collectives of a step")
+    section(console, "bytes on a rank")
+    print_table(console, _MEMORY, _memory(told))
+    section(console, "collectives of a step")
     if told.totals:
-        _print(console, _TOTALS, _totals(told))
+        print_table(console, _TOTALS, _totals(told))
         for part in told.per_block:
             where = f"each of {part.name}" if part.blocks > 1 else part.name or "elsewhere"
-            _say(console, f"{part.axis}, {where}: {words.both_passes(part.tensors)}")
+            say(console, f"{part.axis}, {where}: {words.both_passes(part.tensors)}")
     else:
-        _say(console, "none")
-    _section(console, "how it was found")
-    _say(console, _times(told))
+        say(console, "none")
+    section(console, "how it was found")
+    say(console, _times(told))
     if told.solver:
-        _print(console, _SOLVER, _solver(told))
+        print_table(console, _SOLVER, _solver(told))
     if told.uneven:
-        _section(console, "dimensions that do not divide")
+        section(console, "dimensions that do not divide")
         for line in _uneven(told):
-            _say(console, line)
+            say(console, line)
     if told.unknown:
-        _section(console, "operators without a rule, which every rank computes whole")
-        _print(console, _UNKNOWN, _unknown(told))
+        section(console, "operators without a rule, which every rank computes whole")
+        print_table(console, _UNKNOWN, _unknown(told))
 
 
 def details(told: Explanation, console: Console) -> None:
     """Print where parameters, buffers and activations live, and every tensor that moves."""
     axes = told.plan.mesh.names
     held = ("name", "shape", *axes, "on a rank", "bytes")
-    _section(console, "parameters")
-    _print(console, held, _held(told.parameters))
+    section(console, "parameters")
+    print_table(console, held, _held(told.parameters))
     if told.buffers:
-        _section(console, "buffers")
-        _print(console, held, _held(told.buffers))
-    _section(console, "the main results of the forward pass, and what is kept for the backward pass")
+        section(console, "buffers")
+        print_table(console, held, _held(told.buffers))
+    section(console, "the main results of the forward pass, and what is kept for the backward pass")
     made = ("module", "result of", "shape", *axes, "bytes", "kept")
-    _print(console, made, _activations(told.activations, len(axes), told.memory.kept))
+    print_table(console, made, _activations(told.activations, len(axes), told.memory.kept))
     for axis in axes:
         moved = [item for item in told.transfers if item.axis == axis]
         if moved:
-            _section(console, f"what moves along {axis}")
-            _print(console, _TRANSFERS, _transfers(moved))
+            section(console, f"what moves along {axis}")
+            print_table(console, _TRANSFERS, _transfers(moved))
     if axes:
         console.print()
-        _say(console, "R: whole on every rank. S0: split along dimension 0, S0/3: each of 3 blocks of it is split.")
-        _say(console, "P: every rank holds a term of a sum, Pmax: a candidate for a maximum. See docs/placement.md.")
-
-
-def _section(console: Console, title: str) -> None:
-    console.print()
-    console.print(title, style="bold", highlight=False, markup=False)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False)
-
-
-def _print(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose first column, of names, is broken at dots where the others leave too little room."""
-    listed = [tuple(row) for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    widths = [max(map(len, cells)) for cells in zip(columns, *listed, strict=True)]
-    room = max(_NARROWEST, console.width - sum(widths[1:]) - _BETWEEN * (len(columns) - 1))
-    for number, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if column in _NUMBERS else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=number > 0, highlight=False)
-    for name, *cells in listed:
-        table.add_row(words.broken(name, room), *cells)
-    console.print(table, markup=False)
+        say(console, "R: whole on every rank. S0: split along dimension 0, S0/3: each of 3 blocks of it is split.")
+        say(console, "P: every rank holds a term of a sum, Pmax: a candidate for a maximum. See docs/placement.md.")
 
 
 def _memory(told: Explanation) -> Iterator[Row]:

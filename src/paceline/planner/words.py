@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -22,6 +23,22 @@ def size(count: float) -> str:
 def sizes(each: Sequence[int]) -> str:
     """Return the bytes of things that are alike, `6 x 393 kB`."""
     return size(each[0]) if len(each) == 1 else f"{len(each)} x {size(each[0])}"
+
+
+def time(seconds: float) -> str:
+    """Return a time with three digits, `1.23 ms`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def rate(count: float, seconds: float) -> str:
+    """Return how many a second, with three digits or whole."""
+    found = count / seconds if seconds else math.inf
+    return f"{found:.0f}" if found >= 1000 else f"{found:.3g}"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """Return ranks, `0, 1`."""
+    return ", ".join(map(str, numbers))
 
 
 def shape(dims: Shape) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from paceline.plan import Plan
 from paceline.planner.explain import explain
 from paceline.planner.explanation import Explanation
+from paceline.planner.flow import Flow
 from paceline.train.data import Batch, Loader, open_source
 from paceline.train.model import InFloat64, build_module
 from paceline.train.optim import states_per_element
@@ -37,10 +38,26 @@ def explain_recipe(
         module,
         batch,
         recipe.plan() if plan is None else plan,
-        autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        autocast=_autocast(recipe),
         optimizer=(recipe.optimizer.name, states_per_element(recipe.optimizer.name, recipe.optimizer.options)),
         tell=tell,
     )
+
+
+def flow_of_recipe(recipe: Recipe, *, tell: Callable[[str], None] = lambda _: None) -> Flow:
+    """Return what flows through the pipeline of a recipe.
+
+    Raises:
+        RecipeError: the factory cannot be used.
+        DataError: the data cannot be read.
+    """
+    tell("reading the data and building the module")
+    module, batch = _example(recipe)
+    return Flow(module, batch, recipe.train.micro_batches, _autocast(recipe))
+
+
+def _autocast(recipe: Recipe) -> torch.dtype | None:
+    return torch.bfloat16 if recipe.precision == "bfloat16" else None
 
 
 def _example(recipe: Recipe) -> tuple[nn.Module, Batch]:

@@ -135,3 +135,13 @@ def test_a_partition_obeys_what_runtime_refuses() -> None:
         found, flow = found_for(module, labelled())
         assert sum(stage.replicas for stage in found.stages) == 3
         pipelined(module, labelled(), "pp=3", **flow)
+
+
+def test_one_stage_may_have_all_ranks() -> None:
+    module, given = uneven(), batch(7)
+    loss, expected = accumulated(module, given, 4, seed=5)
+    found = pipelined(module, given, "pp=3", micro_batches=4, replicas=(3,))
+    value = found(*given)
+    value.backward()
+    assert value.item() == pytest.approx(loss, rel=1e-9)
+    assert_same_gradients(found, expected)
