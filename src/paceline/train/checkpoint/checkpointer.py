@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,11 +203,20 @@ class Checkpointer:
         for rank in self._module.ranks:
             try:
                 # What is the same on all ranks is written once.
-                own = frame if rank == 0 else replace(frame, optimizer={}, state_names={}, extra={})
+                own = (
+                    frame
+                    if rank == 0
+                    else replace(frame, optimizer=self._of_stage(rank, frame), state_names={}, extra={})
+                )
                 write_part(save, rank, own, [held for held in snapshot.pieces if held.rank == rank])
             except CheckpointError as error:
                 failure = failure or error
         return failure
+
+    def _of_stage(self, rank: int, frame: Manifest) -> Mapping[str, Any]:
+        """What a rank other than the first has to say of its optimizer: processes of stages have other parameters."""
+        is_other_stage = self._module.mesh.stage_ranks > 1 and rank == self._module.ranks[0]
+        return frame.optimizer if is_other_stage else {}
 
     def _prune(self) -> None:
         try:

@@ -91,7 +91,7 @@ class Manifest:
 
 
 def merge(parts: Iterable[Manifest], sequence: int) -> Manifest:
-    """Merge the parts of all ranks, rank 0's first; what is not about tensors is taken from that one.
+    """Merge the parts of all ranks, rank 0's first; what is about neither tensors nor the optimizer is that one's.
 
     Raises:
         CheckpointError: the pieces of a tensor leave a hole, overlap, or disagree on its type or shape.
@@ -112,7 +112,31 @@ def merge(parts: Iterable[Manifest], sequence: int) -> Manifest:
                 f"not saved: the pieces of '{name}' ({entry.spec}) are no exact cover: {fault}. "
                 "Exactly one rank must own each piece."
             )
-    return replace(parts[0], sequence=sequence, files=files, tensors=tensors)
+    optimizer = _together([part.optimizer for part in parts if part.optimizer])
+    return replace(parts[0], sequence=sequence, files=files, tensors=tensors, optimizer=optimizer)
+
+
+def _together(described: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Put together what ranks say about an optimizer of which each has some parameters, as stages have.
+
+    Groups are the same where their hyper-parameters are; of several such groups of one rank, in their order.
+    """
+    if len(described) < 2:
+        return described[0] if described else {}
+    names: dict[tuple[str, int], set[str]] = {}
+    hyper: dict[tuple[str, int], Any] = {}
+    state: dict[str, Any] = {}
+    for found in described:
+        state.update(found["state"])
+        seen: dict[str, int] = {}
+        for group in found["groups"]:
+            text = json.dumps(group["hyper"], sort_keys=True)
+            key = text, seen.get(text, 0)
+            seen[text] = key[1] + 1
+            names.setdefault(key, set()).update(group["names"])
+            hyper[key] = group["hyper"]
+    groups = [{"names": sorted(members), "hyper": hyper[key]} for key, members in names.items()]
+    return {**described[0], "groups": groups, "state": state}
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

@@ -6,7 +6,7 @@ the same everywhere. Groups are known by the names of their parameters, so their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ def misfits(manifest: Manifest, module: ShardedModule, optimizer: Optimizer) -> 
     faults = []
     if saved["class"] != type(optimizer).__name__:
         faults.append(f"optimizer {type(optimizer).__name__}: the checkpoint has the state of {saved['class']}")
-    groups = {tuple(group["names"]) for group in saved["groups"]}
+    groups = {_held(group["names"], module) for group in saved["groups"]}
     for group in describe(module, optimizer)["groups"]:
         if tuple(group["names"]) not in groups:
             faults.append(
@@ -126,6 +126,12 @@ def misfits(manifest: Manifest, module: ShardedModule, optimizer: Optimizer) -> 
     return faults
 
 
+def _held(names: Sequence[str], module: ShardedModule) -> tuple[str, ...]:
+    """Return those names of a group that this process has parameters of: all but for those of other stages."""
+    here = {shard.name for shard in module.shards() if shard.is_parameter}
+    return tuple(name for name in names if name in here or module.mesh.stage_ranks == 1)
+
+
 def prepare(manifest: Manifest, module: ShardedModule, optimizer: Optimizer) -> list[Held]:
     """Set hyper-parameters and plain state, and return the state tensors to be filled from the checkpoint.
 
@@ -133,7 +139,7 @@ def prepare(manifest: Manifest, module: ShardedModule, optimizer: Optimizer) -> 
     device but for `step`, which lives on the CPU unless the group is capturable or fused (as torch.optim does it).
     """
     saved = manifest.optimizer
-    hyper = {tuple(group["names"]): group["hyper"] for group in saved["groups"]}
+    hyper = {_held(group["names"], module): group["hyper"] for group in saved["groups"]}
     shards = {id(shard.tensor): shard for shard in known_parameters(module, optimizer)}
     targets = []
     for group in optimizer.param_groups:
