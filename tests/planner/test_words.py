@@ -41,3 +41,8 @@ def test_long_names_are_broken_behind_dots_and_never_inside_of_braces() -> None:
 )
 def test_operators_go_by_the_names_that_users_know(operator: str, text: str) -> None:
     assert words.operator(operator) == text
+
+
+def test_times_and_rates() -> None:
+    assert (words.time(0.00123), words.time(1.5)) == ("1.23 ms", "1.5 s")
+    assert (words.rate(2, 0.5), words.rate(4321, 0.5), words.rate(1, 0.0)) == ("4", "8642", "inf")

@@ -67,6 +67,8 @@ class Partition:
 
 _Found = tuple[float, tuple[Share, ...]]
 _NONE: _Found = math.inf, ()
+_ROUNDED = 1 - 1e-9
+"""Keeps what rounding makes a little slower than a lower bound."""
 _Whole = Callable[[int, int], _Found]
 
 
@@ -93,9 +95,11 @@ def partition(layers: Sequence[Layer], levels: Sequence[Level], *, replicate: bo
         )
     costs = _Costs(layers)
     whole: _Whole = costs.alone
+    below = 1
     for level in levels[:-1]:
-        whole = _Divided(costs, whole, level, replicate).on_all
-    seconds, stages = _Divided(costs, whole, levels[-1], replicate).on_all(0, len(layers))
+        whole = _Divided(costs, whole, below, level, replicate).on_all
+        below *= level.count
+    seconds, stages = _Divided(costs, whole, below, levels[-1], replicate).on_all(0, len(layers))
     if not stages:
         ranks = math.prod(level.count for level in levels)
         raise PlanError(
@@ -123,7 +127,10 @@ class _Costs:
                 self._users.setdefault(name, []).append(number)
 
     def alone(self, first: int, end: int) -> _Found:
-        return self._time[end] - self._time[first], (Share(first, end, 1),)
+        return self.seconds(first, end), (Share(first, end, 1),)
+
+    def seconds(self, first: int, end: int) -> float:
+        return self._time[end] - self._time[first]
 
     def repeated(self, seconds: float, first: int, end: int, level: Level, count: int) -> float:
         """Seconds per micro-batch where `count` parts, each of which takes `seconds`, take micro-batches in turns."""
@@ -142,10 +149,11 @@ class _Costs:
 
 
 class _Divided:
-    """Layers divided among the parts of one level, each of which computes as `whole` says."""
+    """Layers divided among the parts of one level, each of `below` ranks, which computes as `whole` says."""
 
-    def __init__(self, costs: _Costs, whole: _Whole, level: Level, replicate: bool) -> None:
+    def __init__(self, costs: _Costs, whole: _Whole, below: int, level: Level, replicate: bool) -> None:
         self._costs = costs
+        self._below = below
         self._whole = whole
         self._level = level
         self._most = level.count if replicate else 1
@@ -169,10 +177,13 @@ class _Divided:
 
     def _best(self, best: Sequence[Sequence[_Found]], first: int, end: int, parts: int) -> _Found:
         found = self._stage(first, end, parts)
-        for middle in range(first + 1, end):
+        for middle in reversed(range(first + 1, end)):
             handed = 2 * self._costs.layers[middle - 1].activation_bytes / self._level.bandwidth
+            least = self._costs.seconds(middle, end) / self._below
             for own in range(1, min(parts - 1, self._most) + 1):
                 before = best[middle - first][parts - own]
+                if max(before[0], handed, least / own * _ROUNDED) > found[0]:
+                    continue  # it cannot be better
                 here = self._stage(middle, end, own)
                 seconds = max(before[0], handed, here[0])
                 if seconds < found[0] or (seconds == found[0] < math.inf and _fewer(before, here, found)):
