@@ -240,7 +240,7 @@ def test_values_that_hold_themselves_are_fine() -> None:
         (torch.eye(2).to_sparse(), "layout"),
         ((x for x in "ab"), "generator"),
     ],
-    ids=str,
+    ids=["lock", "set", "meta", "sparse", "generator"],
 )
 def test_no_key_where_a_value_has_no_stable_hash(value: Any, says: str, caplog: pytest.LogCaptureFixture) -> None:
     model = with_attribute("drop.odd", value)

@@ -38,6 +38,13 @@ class Message(NamedTuple):
         """Whether its ends are pipeline ranks instead of stages."""
         return self.micro_batch < 0
 
+    def __str__(self) -> str:
+        """`the activations of micro-batch 3 from stage 0 to stage 1`, for people."""
+        if self.is_of_ranks:
+            return f"sums of gradients from rank {self.source} to rank {self.target} of the pipeline"
+        what = "activations" if self.payload is Payload.ACTIVATION else "gradients"
+        return f"the {what} of micro-batch {self.micro_batch} from stage {self.source} to stage {self.target}"
+
 
 class Channel(Protocol):
     """Carries the messages of one pipeline rank."""
@@ -140,22 +147,30 @@ class ProcessChannel:
         values = []
         for sent, parts in self._expected.pop(message):
             for work, _ in parts:
-                if work is not None:
-                    work.wait()
+                _wait(work, message)
             values.append([_wire_of(message, self._wire).decode([room for _, room in parts], sent)])
         return values
 
     def release(self, message: Message) -> None:
         """Wait for the sends, which are over."""
         for work, _ in self._under_way.pop(message):
-            if work is not None:
-                work.wait()
+            _wait(work, message)
 
     def _way(self, message: Message, source: int, target: int) -> tuple[dist.ProcessGroup, int, int, int]:
         """The group through which a message goes, who in it sends and who receives, and its tag."""
         if self._directed is None:
             return self._group, source, target, _tag(message)
         return *self._directed.towards(message.payload, source, target), 0
+
+
+def _wait(work: dist.Work | None, message: Message) -> None:
+    if work is None:
+        return
+    try:
+        work.wait()
+    except RuntimeError as error:
+        error.add_note(f"while waiting for {message}")
+        raise
 
 
 def _wire_of(message: Message, wire: Wire) -> Wire:
