@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORKERS ?= 2  # processes that run tests, each a file at a time
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test lint types unit bench clean
@@ -38,7 +39,7 @@ types: env
 	$(BIN)/mypy
 
 unit: env
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 bench: env  ## Measure data parallelism against serial, DDP, FSDP2 and Accelerate.
 	$(BIN)/paceline bench data-parallel

@@ -5,10 +5,17 @@ Tensors of tests are small: a second thread would only wait, and take a core fro
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of pytest-xdist is started with its program on the command line; it stands for pytest itself."""
+    if hasattr(config, "workerinput"):
+        sys.modules["__main__"].__file__ = pytest.__file__
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -125,7 +125,7 @@ def test_the_page_tells_each_reason_once() -> None:
         ({"model": "gpt2"}, "Did you mean 'models'?"),
         ({"models": "gpt2,lama"}, "Did you mean 'llama'?"),
         ({"dtypes": "float16"}, "there is no 'float16' in dtypes"),
-        ({"meshes": "dp=2;pp=2"}, "unknown mesh axis 'pp'"),
+        ({"meshes": "dp=2;ep=2"}, "unknown mesh axis 'ep'"),
         ({"jobs": "0"}, "a whole number from 1"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.placement import place as place_module
 from paceline.placement.costs import Costs
+from paceline.placement.machine import Machine
 from paceline.placement.place import PlacedProgram, place
 from paceline.placement.placements import global_shape
 from paceline.placement.redistribute import collective_of, is_redistribution, redistribution_of
@@ -72,8 +71,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(autouse=True)
 def _quick_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models as small as these are best gathered; where a collective costs its bytes only, they are split."""
-    monkeypatch.setattr(place_module, "Costs", partial(Costs, latency=0.0))
+    """Models as small as these are best gathered; where collectives cost bytes only, they are split."""
+    quick = Costs(latency=0.0, per_byte_sent=1e-8, machine=Machine(per_call=0.0))
+    monkeypatch.setattr(Costs, "default", lambda: quick)
 
 
 def by_rows(mesh: str, tied: bool = False) -> Plan:
@@ -121,9 +121,8 @@ def test_logits_stay_where_they_are(tied: bool, words: int) -> None:
     assert len(local) == 4  # of the embedding, its gradient, the loss and its gradient
 
 
-def test_a_vocabulary_that_does_not_pay_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place_module, "Costs", Costs)
-    placed = place(capture(*language(SMALL)), Plan(Mesh.parse("tp=2")))
+def test_a_vocabulary_that_does_not_pay_is_not_split() -> None:
+    placed = place(capture(*language(SMALL)), Plan(Mesh.parse("tp=2")), costs=Costs())
     assert not [node for node in placed.program.graph.nodes if "local_index" in str(node.target)]
 
 

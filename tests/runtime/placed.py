@@ -13,7 +13,7 @@ from paceline.plan import Mesh, Plan
 from paceline.program.program import Input, InputRole
 from paceline.runtime.module import PlacedModule
 from paceline.runtime.peers import in_process
-from paceline.runtime.planning import Planner
+from paceline.runtime.planning import Planner, StepMaker
 from paceline.runtime.state import LocalState
 from paceline.runtime.step import PlacedInput, Step
 
@@ -32,9 +32,10 @@ def place_by_hand(module: nn.Module, mesh: str, placements: Placements) -> Place
     parsed = Mesh.parse(mesh)
     plan, peers = Plan(parsed), in_process(parsed, [torch.device("cpu")])
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    planner = Planner(module, plan, peers, None, lifted=False)
+    planner = Planner(module, plan, peers, None, StepMaker(), lifted=False)
     step = step_of(parsed, InputRole.PARAMETER, shapes, placements)
-    return PlacedModule(plan, planner, peers, LocalState(module, step, parsed, peers, planner.hollow))
+    state = LocalState(module, step.inputs, step.aliases, parsed, peers, planner.hollow)
+    return PlacedModule(plan, planner, peers, state)
 
 
 def give_gradients(parallel: PlacedModule, whole: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RecipeError
-from paceline.plan import Mesh, Plan
+from paceline.plan import Mesh, PipelinePlan, Plan
 from paceline.train.recipe import Recipe, load_recipe, to_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def refusal(load: Load, *overrides: str, text: str = MINIMAL) -> str:
 def test_files_become_absolute_and_defaults_are_filled_in(load: Load, tmp_path: Path) -> None:
     recipe = load()
     assert recipe.model.factory == f"{tmp_path / 'model.py'}:build"
-    assert recipe.plan() == Plan()
+    assert recipe.plan() == Plan(pipeline=PipelinePlan(micro_batches=1))  # of the loader's micro-batches
     assert recipe.optimizer.options == {"lr": 1e-3}
 
 

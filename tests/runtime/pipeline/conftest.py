@@ -15,10 +15,14 @@ from paceline.runtime import planning
 from paceline.verify import run
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _captures_are_remembered() -> Iterator[None]:
-    found: dict[Any, Program] = {}
+@pytest.fixture(scope="session")
+def captured() -> dict[Any, Program]:
+    """What was captured so far, by what distinguishes the modules of these tests."""
+    return {}
 
+
+@pytest.fixture(scope="module", autouse=True)  # not longer: other tests have modules that look alike
+def _captures_are_remembered(captured: dict[Any, Program]) -> Iterator[None]:
     def remembered(module: nn.Module, batch: Batch, **options: Any) -> Program:
         leaves, structure = pytree.tree_flatten(batch)
         tensors = [(tuple(leaf.shape), leaf.dtype) if hasattr(leaf, "shape") else leaf for leaf in leaves]
@@ -26,9 +30,9 @@ def _captures_are_remembered() -> Iterator[None]:
         held = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in named]
         modes = [part.training for part in module.modules()]
         key = repr((str(module), held, modes, str(structure), tensors, sorted(options.items())))
-        if key not in found:
-            found[key] = capture(module, batch, **options)
-        return found[key].copy()
+        if key not in captured:
+            captured[key] = capture(module, batch, **options)
+        return captured[key].copy()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "capture", remembered)
