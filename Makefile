@@ -3,7 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WORKERS ?= 2  # processes that run tests, each a file at a time
+# Processes that run tests, each a file at a time.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test lint types unit bench clean
