@@ -131,7 +131,7 @@ def replay(
     for found in pieces:
         mine = range(first, first + len(found))
         total = sum(flat[index].share for index in mine)
-        losses.append(sum(flat[index].share * run.losses[index] for index in mine) / total)
+        losses.append(sum(flat[index].share * run.losses[index] for index in mine if flat[index].share) / total)
         first += len(found)
     return Trajectory(tuple(losses), {}, run.parameters, run.buffers, rate)
 

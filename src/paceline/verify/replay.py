@@ -97,15 +97,17 @@ class Replay:
         with torch.no_grad():
             results = interpreter.run(*inputs, enable_io_processing=False)
         loss = float("nan")
+        for stage in self._stages:
+            stage.gradients[number] = {}
         for output, result in zip(program.outputs, results, strict=True):
             match output.role:
                 case OutputRole.LOSS:
                     loss = result.item()
                 case OutputRole.BUFFER:
                     self._buffers[output.name] = result
-                case OutputRole.GRADIENT:
+                case OutputRole.GRADIENT if piece.share:  # a mean over nothing has none, whatever 0/0 makes of it
                     stage = self._stages[self._stage_of[output.name]]
-                    stage.gradients.setdefault(number, {})[output.name] = result
+                    stage.gradients[number][output.name] = result
         return loss
 
     def _weight(self, name: str, micro_batch: int) -> Tensor:

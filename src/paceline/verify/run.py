@@ -30,7 +30,7 @@ from paceline.runtime.job.launch import launch as launch_ranks
 from paceline.runtime.pipeline.pieces import count_for
 from paceline.runtime.pipeline.scheduling import Schedules
 from paceline.verify import asynchronous
-from paceline.verify.compare import Key, differences, gaps
+from paceline.verify.compare import Difference, Key, differences, gaps
 from paceline.verify.division import Programs, division_for, weight_of
 from paceline.verify.locate import first_difference
 from paceline.verify.precision import Precision
@@ -128,23 +128,8 @@ class Comparison:
         serial, precision = self._serial(plan), self._subject.precision
         self._tell(f"training by the plan on {plan.mesh.size} ranks")
         findings = self._findings(serial, plan, launch, backend)
-        report = Report(
-            precision=precision,
-            mesh=str(plan.mesh),
-            ranks=plan.mesh.size,
-            launch=launch.value,
-            backend=findings[0].backend,
-            zero_stage=plan.zero_stage,
-            pipeline=_words(plan, batch),
-            steps=self._steps,
-            serial=serial.reference.losses,
-            parallel=findings[0].losses,
-            differences=differences(_worst_of(findings), serial.reference, precision.parallel.floor),
-            eager=differences(gaps(serial.eager, serial.captured), serial.eager, precision.eager.floor),
-            forward=findings[0].forward,
-            backward=findings[0].backward,
-            unknown_operators=findings[0].unknown_operators,
-        )
+        found = differences(_worst_of(findings), serial.reference, precision.parallel.floor)
+        report = self._report(plan, launch, serial, findings, serial.reference.losses, found)
         if report.plan_equal:
             return report
         self._tell("looking for the first difference along the program")
@@ -174,24 +159,38 @@ class Comparison:
             lambda piece: weight_of(programs(piece), module, piece),
         )
         found = asynchronous.gaps_from(self._directory / asynchronous.FINAL, findings[0].losses, replayed)
+        told = differences(found, replayed, precision.parallel.floor)
+        report = self._report(plan, launch, serial, findings, replayed.losses, told)
+        return replace(report, replayed=True, exact=plan.mesh.inner.size == 1)
+
+    def _report(
+        self,
+        plan: Plan,
+        launch: Launch,
+        serial: _Serial,
+        findings: list[Finding],
+        losses: tuple[float, ...],
+        found: tuple[Difference, ...],
+    ) -> Report:
+        """What is told of a plan, given the losses it was compared with and how all else differs."""
+        precision = self._subject.precision
+        first = findings[0]
         return Report(
             precision=precision,
             mesh=str(plan.mesh),
             ranks=plan.mesh.size,
             launch=launch.value,
-            backend=findings[0].backend,
+            backend=first.backend,
             zero_stage=plan.zero_stage,
             steps=self._steps,
-            serial=replayed.losses,
-            parallel=findings[0].losses,
-            differences=differences(found, replayed, precision.parallel.floor),
+            serial=losses,
+            parallel=first.losses,
+            differences=found,
             eager=differences(gaps(serial.eager, serial.captured), serial.eager, precision.eager.floor),
-            forward=findings[0].forward,
-            backward=findings[0].backward,
-            unknown_operators=findings[0].unknown_operators,
+            forward=first.forward,
+            backward=first.backward,
+            unknown_operators=first.unknown_operators,
             pipeline=_words(plan, serial.batch),
-            replayed=True,
-            exact=plan.mesh.inner.size == 1,
         )
 
     @cached_property
