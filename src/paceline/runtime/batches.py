@@ -37,9 +37,9 @@ class HasInputs(Protocol):
     """A step of any kind: on which mesh its inputs are placed, and how."""
 
     @property
-    def mesh(self) -> Mesh: ...  # noqa: D102
+    def mesh(self) -> Mesh: ...  # noqa: D102  # the class tells
     @property
-    def inputs(self) -> tuple[PlacedInput, ...]: ...  # noqa: D102
+    def inputs(self) -> tuple[PlacedInput, ...]: ...  # noqa: D102  # the class tells
 
 
 def pieces_of_whole(step: HasInputs, batch: Batch, where: Where) -> dict[str, Tensor]:

@@ -34,11 +34,11 @@ class Portion(Protocol):
     """
 
     @property
-    def batch(self) -> Batch: ...  # noqa: D102
+    def batch(self) -> Batch: ...  # noqa: D102  # the class tells
     @property
-    def whole(self) -> bool: ...  # noqa: D102
+    def whole(self) -> bool: ...  # noqa: D102  # the class tells
     @property
-    def samples(self) -> int: ...  # noqa: D102
+    def samples(self) -> int: ...  # noqa: D102  # the class tells
 
 
 class Accumulated(NamedTuple):

@@ -71,7 +71,7 @@ def _products(device: torch.device, dtype: torch.dtype, per_call: float) -> Curv
     points: list[tuple[float, float]] = []
     for side in _SIDES:
         x = torch.ones(side, side, device=device, dtype=dtype)
-        seconds = _seconds(lambda x=x: torch.mm(x, x), device)  # type: ignore[misc]
+        seconds = _seconds(lambda x=x: torch.mm(x, x), device)  # type: ignore[misc]  # bound early
         rate = _rate(2.0 * side**3, seconds, per_call)
         points.append((2.0 * side**3, max(rate, points[-1][1] if points else 0.0)))
         if seconds > _TOO_LONG_S:
@@ -84,7 +84,7 @@ def _touching(device: torch.device, per_call: float) -> Curve:
     for count in _ELEMENTS:
         x, y = torch.ones(count, device=device), torch.ones(count, device=device)
         out = torch.empty_like(x)
-        seconds = _seconds(lambda x=x, y=y, out=out: torch.add(x, y, out=out), device)  # type: ignore[misc]
+        seconds = _seconds(lambda x=x, y=y, out=out: torch.add(x, y, out=out), device)  # type: ignore[misc]  # bound early
         points.append((12.0 * count, _rate(12.0 * count, seconds, per_call)))
     return Curve(tuple(points))
 
@@ -121,7 +121,7 @@ def _link(executor: Executor, kind: Collective, axis: str, parts: int, device: t
     for count, repeat in (_SMALL, _LARGE):
         x = _given(kind, count, parts, device)
         run = executor.prepare(_exchange(kind, x, axis, parts), {})
-        found = [_once(lambda run=run, x=x: run([[x]]), device) for _ in range(repeat)]  # type: ignore[misc]
+        found = [_once(lambda run=run, x=x: run([[x]]), device) for _ in range(repeat)]  # type: ignore[misc]  # bound early
         times.append(min(found))
         sizes.append(4 * count)
     per_byte = max(times[1] - times[0], 0.1 * times[1]) / (sizes[1] - sizes[0])

@@ -6,8 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from paceline.errors import PlanError
+from paceline.plan import Mesh, PipelinePlan, Plan
+from paceline.runtime.module import parallelize
 from paceline.runtime.pipeline.shares import Shares
 
 
@@ -42,3 +46,23 @@ def test_what_nobody_knows_is_refused() -> None:
 def test_shares_of_a_group_add_up_to_one() -> None:
     shares = Shares(steps(1.0, 3.0, 2.0, 2.0), equal=False, group=2)
     assert [shares.of(i, None) for i in range(4)] == [0.25, 0.75, 0.5, 0.5]
+
+
+def test_a_batch_in_which_nothing_counts_has_no_gradient() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(4, 4), torch.full((4,), -100))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = module
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.layers(x), labels)
+
+    plan = Plan(Mesh.parse("pp=2"), pipeline=PipelinePlan(micro_batches=2))
+    net = parallelize(Net(), batch, plan, devices=["cpu"])
+    loss = net(*batch)
+    loss.backward()
+    assert loss.isnan() and net.last_weight == 0
+    assert all(parameter.grad is None for parameter in net.parameters())

@@ -221,8 +221,10 @@ class PipelinedModule(ParallelModule):
             if not differentiates:
                 return loss
             found = finished_gradients(self._stage_ranks, walks, given[0].step)
-        parameters = list(found)
-        computed: Tensor = _Computed.apply(loss, list(found.values()), *parameters)  # type: ignore[no-untyped-call]
+        if not found:  # no stage with parameters lies here, or no micro-batch counts
+            return loss.requires_grad_()
+        results = (loss, list(found.values()), *found)
+        computed: Tensor = _Computed.apply(*results)  # type: ignore[no-untyped-call]  # untyped in torch
         return computed
 
     def _walk(self, given: Sequence[MicroBatch], differentiates: bool, equal: bool) -> list[Walk]:
