@@ -161,6 +161,7 @@ class Block:
         parameters: elements of its parameters, in pieces that divide differently.
         kept: bytes that its backward pass reads of its forward pass, by what is computed again.
         output: bytes that it hands on to the next block.
+        workspace: bytes that it needs for a while beside what it keeps, such as logits before their loss is known.
     """
 
     name: str
@@ -170,6 +171,12 @@ class Block:
     parameters: tuple[Amount, ...]
     kept: Mapping[Recompute, tuple[Amount, ...]]
     output: Amount
+    workspace: Amount = Amount(0.0)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it occurs several times, so that stages of a pipeline share its occurrences."""
+        return bool(np.any(np.asarray(self.count) > 1))
 
 
 @dataclass(frozen=True)
