@@ -11,14 +11,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rates:
-    """Coefficients of one kind of device.
+    """Coefficients of one kind of device, and of the programs that run on it.
 
     Attributes:
         matmul: share of the peak that large products reach.
         k_half, n_half, m_half: the inner dimension, columns and rows at which a product takes twice its ideal time.
         attention: share of the peak that fused attention reaches.
         memory: share of the memory's bandwidth that elementwise work reaches.
-        launch_s: seconds that a call takes whatever it computes, on a stream that has nothing else to do.
+        launch_s: seconds that the host takes to start a call.
+        launch_power: how launching and computing hide each other: both together take the norm of this power of the two,
+            their sum at 1, the longer one at infinity.
+        message_s: seconds that the host takes for each collective of a block.
+        optimizer: how many times the optimizer reads and writes its bytes.
+        transfer: how many times its own time a message between stages takes, waiting for the other side included.
+        overlap: share of a backward pass beside which sums of gradients can run.
+        step_s: seconds that each step takes whatever it computes.
+        step_growth_s: further seconds of a step for each doubling of hosts.
+        growth: share by which everything takes longer for each doubling of hosts (stragglers).
+        spread: standard deviation of the logarithm of a step's time about an estimate.
     """
 
     matmul: float = 0.7
@@ -28,3 +38,12 @@ class Rates:
     attention: float = 0.4
     memory: float = 0.8
     launch_s: float = 5e-6
+    launch_power: float = 4.0
+    message_s: float = 0.0
+    optimizer: float = 1.0
+    transfer: float = 1.0
+    overlap: float = 0.5
+    step_s: float = 0.0
+    step_growth_s: float = 0.0
+    growth: float = 0.0
+    spread: float = 0.2
