@@ -44,6 +44,10 @@ class RecipeError(PacelineError):
     """A recipe, an override or a factory that cannot be used."""
 
 
+class ClusterError(PacelineError):
+    """A description of a cluster that cannot be read, or devices that it does not have."""
+
+
 class DataError(PacelineError):
     """Data that is missing, unreadable or too small."""
 

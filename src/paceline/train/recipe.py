@@ -27,15 +27,15 @@ from pydantic import (
 )
 from torch import nn
 
+from paceline.documents.complaints import complaint, complaints
+from paceline.documents.source import read_source
 from paceline.errors import PlacementError, PlanError, RecipeError, ScheduleError, nearest
 from paceline.placement.placements import Partial, parse_placement
 from paceline.plan import Mesh, Pin, PipelinePlan, Plan
 from paceline.runtime.fallback_kind import Fallback
 from paceline.schedule import Kind
-from paceline.train.complaints import complaint, complaints
 from paceline.train.data.config import DataConfig
 from paceline.train.optim import build_optimizer, build_schedule
-from paceline.train.source import read_source
 
 
 def _read_factory(text: str, info: ValidationInfo) -> str:

@@ -1,6 +1,6 @@
 """YAML text as plain values that remember where they came from: a line of a file, or an override.
 
-Knows nothing of what a recipe means; the models that check the values ask here for the place of each.
+Knows nothing of what a document means; the models that check the values ask here for the place of each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from paceline.errors import RecipeError, nearest
+from paceline.errors import PacelineError, RecipeError, nearest
 
 KeyPath = tuple[str | int, ...]
 _KEY = r"""'[^']*'|"[^"]*"|[^.='"]+"""
@@ -32,6 +32,24 @@ _Loader.add_implicit_resolver(
 )
 
 
+@dataclass(frozen=True)
+class Genre:
+    """What a document is, for messages.
+
+    Attributes:
+        word: what users call it.
+        error: what is raised about it.
+        example: what its mapping is of.
+    """
+
+    word: str
+    error: type[PacelineError]
+    example: str
+
+
+RECIPE = Genre("recipe", RecipeError, "sections such as 'train:'")
+
+
 @dataclass
 class Source:
     """The values of one YAML document, and where each was written.
@@ -40,11 +58,13 @@ class Source:
         name: what the document is called in messages: its path.
         values: plain dictionaries, lists and scalars.
         places: `gpt.yaml, line 3` or `--set a.b=c` for every key path.
+        genre: what the document is.
     """
 
     name: str
     values: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
+    genre: Genre = RECIPE
 
     def place(self, path: KeyPath) -> str:
         """Return where the value at `path`, or else the nearest section around it, was written."""
@@ -59,19 +79,20 @@ class Source:
         A key with a dot in it is quoted: `plan.pins.'*.weight'=fsdp=S0`.
 
         Raises:
-            RecipeError: an assignment has no `=`, its value is not YAML, or its path leads through a plain value.
+            PacelineError: of the genre: an assignment has no `=`, its value is not YAML, or its path leads through a
+                plain value.
         """
         for assignment in assignments:
             match = _ASSIGNMENT.fullmatch(assignment)
             path = tuple(key.strip().strip("'\"") for key in re.findall(_KEY, match[1])) if match else ()
             if match is None or not all(path):
-                raise RecipeError(
+                raise self.genre.error(
                     f"cannot read '--set {assignment}'; write a key and a value, as in '--set train.batch=16'."
                 )
             try:
                 value = yaml.load(match[2], _Loader)
             except yaml.YAMLError as error:
-                raise RecipeError(f"--set {assignment}: the value is not YAML: {_problem(error)}.") from error
+                raise self.genre.error(f"--set {assignment}: the value is not YAML: {_problem(error)}.") from error
             section = self._section(path[:-1], assignment)
             section.pop(path[-1], None)  # the last one comes last: where several pins match, it counts
             section[path[-1]] = value
@@ -86,71 +107,71 @@ class Source:
                 inner = section[key] = {}
             if not isinstance(inner, dict):
                 dotted = ".".join(path[: depth + 1])
-                raise RecipeError(f"--set {assignment}: '{dotted}' is the value {inner!r}, not a section with keys.")
+                raise self.genre.error(
+                    f"--set {assignment}: '{dotted}' is the value {inner!r}, not a section with keys."
+                )
             section = inner
         return section
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path, genre: Genre = RECIPE) -> Source:
     """Read a YAML file whose document is a mapping.
 
     Raises:
-        RecipeError: the file is missing or unreadable, is not YAML, repeats a key, or is not a mapping.
+        PacelineError: of the genre: the file is missing or unreadable, is not YAML, repeats a key, or is not a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         beside = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        there = f"; recipes there: {', '.join(beside)}" if beside else ""
-        raise RecipeError(f"there is no recipe {path}{there}.{nearest(path.name, beside)}") from error
+        there = f"; {genre.word}s there: {', '.join(beside)}" if beside else ""
+        raise genre.error(f"there is no {genre.word} {path}{there}.{nearest(path.name, beside)}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"recipe {path} cannot be read: {error}.") from error
-    return parse_source(text, str(path))
+        raise genre.error(f"{genre.word} {path} cannot be read: {error}.") from error
+    return parse_source(text, str(path), genre)
 
 
-def parse_source(text: str, name: str) -> Source:
+def parse_source(text: str, name: str, genre: Genre = RECIPE) -> Source:
     """Parse YAML text whose document is a mapping; `name` is what messages call it.
 
     Raises:
-        RecipeError: as `read_source`, without the reading.
+        PacelineError: as `read_source`, without the reading.
     """
     loader = _Loader(text)
     places: dict[KeyPath, str] = {}
     try:
         root = loader.get_single_node()
         if root is not None:
-            _record(root, (), name, places)
+            _record(root, (), name, places, genre)
         values = {} if root is None else loader.construct_document(root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}, line {mark.line + 1}" if mark else name
-        raise RecipeError(f"{where}: not valid YAML: {_problem(error)}.") from error
+        raise genre.error(f"{where}: not valid YAML: {_problem(error)}.") from error
     finally:
         loader.dispose()
     if not isinstance(values, dict):
-        raise RecipeError(
-            f"{name} holds a {type(values).__name__}; a recipe is a mapping of sections such as 'train:'."
-        )
-    return Source(name, values, places)
+        raise genre.error(f"{name} holds a {type(values).__name__}; a {genre.word} is a mapping of {genre.example}.")
+    return Source(name, values, places, genre)
 
 
-def _record(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str]) -> None:
+def _record(node: yaml.Node, path: KeyPath, name: str, places: dict[KeyPath, str], genre: Genre) -> None:
     """Note the line of every key below `node`, and refuse one that is written twice (PyYAML keeps the last)."""
     if len(path) > _DEEPEST:
-        raise RecipeError(f"{places[path]}: more than {_DEEPEST} levels deep; does an anchor contain itself?")
+        raise genre.error(f"{places[path]}: more than {_DEEPEST} levels deep; does an anchor contain itself?")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*path, str(key.value))
             line = f"{name}, line {key.start_mark.line + 1}"
             if here in places:
                 dotted = ".".join(map(str, here))
-                raise RecipeError(f"{line}: the key '{dotted}' is given twice, first in {places[here]}; keep one.")
+                raise genre.error(f"{line}: the key '{dotted}' is given twice, first in {places[here]}; keep one.")
             places[here] = line
-            _record(value, here, name, places)
+            _record(value, here, name, places, genre)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             places[(*path, index)] = f"{name}, line {item.start_mark.line + 1}"
-            _record(item, (*path, index), name, places)
+            _record(item, (*path, index), name, places, genre)
 
 
 def _problem(error: yaml.YAMLError) -> str:

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from paceline.documents.source import KeyPath, Source
 from paceline.errors import nearest
-from paceline.train.source import KeyPath, Source
 
 
 def complaint(message: str, key: str | tuple[str, ...] | None = None) -> PydanticCustomError:
