@@ -9,7 +9,7 @@ flight, the last one has the vocabulary: the one that needs more is told.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -21,22 +21,39 @@ from paceline.simulator.workload import Block, Numbers, Recompute, Workload
 _GATHERED = 2
 
 
+@dataclass(frozen=True)
+class _InFlight:
+    """How many micro-batches a rank has in flight, at most: of its layers, of what is before and of what is after."""
+
+    layers: Numbers
+    before: Numbers
+    after: Numbers
+
+
 def footprint(workload: Workload, layouts: Layouts) -> Footprint:
     """Return the bytes that the rank which needs most holds at its peak, for each layout.
 
     Layers that do not divide by stages are counted as if the rank told had the larger share. Where several kinds of
     block repeat, every stage has an equal share of each.
     """
-    wraps = layouts.schedule == SCHEDULES.index("zb-v")  # a V: the first rank has the last stage, too
-    alone = (layouts.pp == 1) | wraps
-    first = _on_rank(workload, layouts, _in_flight(layouts, first=True), np.ones_like(alone), alone)
-    last = _on_rank(workload, layouts, _in_flight(layouts, first=False), alone, np.ones_like(alone))
+    first, last = footprints_of_ends(workload, layouts)
     most = first.total >= last.total
     return Footprint(
         **{
             field.name: np.where(most, getattr(first, field.name), getattr(last, field.name))
             for field in fields(Footprint)
         }
+    )
+
+
+def footprints_of_ends(workload: Workload, layouts: Layouts) -> tuple[Footprint, Footprint]:
+    """Return what the first and the last rank of a pipeline hold at their peaks; the same where one rank is both."""
+    wraps = layouts.schedule == SCHEDULES.index("zb-v")  # a V: the first rank has the last stage, too
+    alone = (layouts.pp == 1) | wraps
+    everyone = np.ones_like(alone)
+    return (
+        _on_rank(workload, layouts, _in_flight(layouts, first=True), everyone, alone),
+        _on_rank(workload, layouts, _in_flight(layouts, first=False), layouts.pp == 1, ~wraps | (layouts.pp == 1)),
     )
 
 
@@ -48,18 +65,25 @@ def stage_layers(block: Block, layouts: Layouts) -> Numbers:
     return np.ceil(count / (layouts.pp * layouts.chunks)) * layouts.chunks
 
 
-def _on_rank(workload: Workload, layouts: Layouts, in_flight: Numbers, has_first: Flags, has_last: Flags) -> Footprint:
-    """Return what the first or the last rank holds; `in_flight` micro-batches' worth of all that it keeps of one."""
+def _on_rank(workload: Workload, layouts: Layouts, flying: _InFlight, has_first: Flags, has_last: Flags) -> Footprint:
+    """Return what a rank at an end of the pipeline holds."""
     held = _occurrences(workload, layouts, has_first, has_last)
     elements = _sum(times * _elements(block, layouts) for block, times in held)
-    kept = _sum(times * _kept(block, layouts) for block, times in held)
+    elements = elements + _sum(times * ~has_first * _copied(block, layouts) for block, times in held)
+    repeats = [block.repeats for block, _ in held]
+    begin = repeats.index(True) if any(repeats) else len(repeats)
+    kept = _sum(
+        times
+        * _kept(block, layouts)
+        * (flying.layers if block.repeats else flying.before if index < begin else flying.after)
+        for index, (block, times) in enumerate(held)
+    )
     precision = workload.precision
-    sharing = _sharing(layouts)
     return Footprint(
         parameters=elements * precision.parameter / np.where(layouts.zero >= 3, layouts.fsdp, 1),
         gradients=elements * precision.gradient / np.where(layouts.zero >= 2, layouts.fsdp, 1),
-        optimizer=elements * precision.optimizer / sharing,
-        activations=kept * in_flight,
+        optimizer=elements * precision.optimizer / _sharing(layouts),
+        activations=kept,
         buffers=_buffers(workload, layouts, held),
     )
 
@@ -90,28 +114,38 @@ def _occurrences(
     return held
 
 
-def _in_flight(layouts: Layouts, *, first: bool) -> Numbers:
+def _in_flight(layouts: Layouts, *, first: bool) -> _InFlight:
     """Return how many micro-batches' activations the first or last rank holds at most, in units of all its stages'.
 
-    The same as `schedule.formulas.peak_activations`, over the stages of a rank.
+    For layers the same as `schedule.formulas.peak_activations`, over the stages of a rank. Of several stages on the
+    first rank, the first one has a second group of micro-batches in flight when the first one is in all of them.
     """
-    ranks, count, chunks = layouts.pp, layouts.micro_batches, layouts.chunks
+    ranks, count, chunks = (each.astype(np.float64) for each in (layouts.pp, layouts.micro_batches, layouts.chunks))
     ahead = ranks - 1 if first else np.zeros_like(ranks)
-    warm_up = 2 * ahead + (chunks - 1) * ranks
-    by_schedule = {
-        "1f1b": np.minimum(count, ahead + 1),
-        "gpipe": count,
-        "interleaved": np.minimum(chunks * count, 1 + warm_up) / chunks,
-        "zb-h1": np.minimum(count, ranks),
-        "zb-v": np.minimum(count, ranks),  # twice as many, each of half a rank's layers
-    }
-    return np.select(
-        [layouts.schedule == index for index in range(len(SCHEDULES))], [by_schedule[s] for s in SCHEDULES]
+    one_by_one = np.minimum(count, ahead + 1)
+    ones = np.ones_like(ranks)
+
+    def by_schedule(**values: Numbers) -> Numbers:
+        chosen = [values[name.replace("-", "_").replace("1f1b", "one_f_one_b")] for name in SCHEDULES]
+        which = [layouts.schedule == index for index in range(len(SCHEDULES))]
+        return np.asarray(np.select(which, chosen), dtype=np.float64)
+
+    bounded = np.minimum(count, ranks)
+    interleaved = np.minimum(chunks * count, 1 + 2 * ahead + (chunks - 1) * ranks) / chunks
+    groups = np.minimum(count, 2 * ranks - 1)
+    return _InFlight(
+        layers=by_schedule(one_f_one_b=one_by_one, gpipe=count, interleaved=interleaved, zb_h1=bounded, zb_v=bounded),
+        before=by_schedule(one_f_one_b=one_by_one, gpipe=count, interleaved=groups, zb_h1=bounded, zb_v=bounded),
+        after=by_schedule(one_f_one_b=ones, gpipe=count, interleaved=ones, zb_h1=bounded, zb_v=bounded),
     )
 
 
 def _elements(block: Block, layouts: Layouts) -> Numbers:
     return _sum(piece.on(layouts) for piece in block.parameters)
+
+
+def _copied(block: Block, layouts: Layouts) -> Numbers:
+    return _sum(piece.on(layouts) for piece in block.shared)
 
 
 def _kept(block: Block, layouts: Layouts, policy: Recompute | None = None) -> Numbers:

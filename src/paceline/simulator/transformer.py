@@ -304,13 +304,15 @@ def _head(shape: Shape) -> Block:
         Amount(4.0 * s * vocabulary, SPLIT),
     )
     norm = Amount((2.0 if shape.biases else 1.0) * h)
-    table = () if shape.tied else (Amount(vocabulary * h, FEATURES),)
+    table = (Amount(vocabulary * h, FEATURES),)
     return Block(
         name="head",
         count=1,
         work=tuple(work),
         messages=tuple(messages),
-        parameters=(norm, *table),
+        parameters=(norm,) if shape.tied else (norm, *table),
         kept=dict.fromkeys(Recompute, kept),
         output=Amount(4.0),
+        workspace=Amount(HALF * s * vocabulary, SPLIT),  # logits, before they are cast
+        shared=table if shape.tied else (),
     )

@@ -162,6 +162,7 @@ class Block:
         kept: bytes that its backward pass reads of its forward pass, by what is computed again.
         output: bytes that it hands on to the next block.
         workspace: bytes that it needs for a while beside what it keeps, such as logits before their loss is known.
+        shared: elements of parameters of an earlier block that it reads, too: where that is on another rank, a copy.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Block:
     kept: Mapping[Recompute, tuple[Amount, ...]]
     output: Amount
     workspace: Amount = Amount(0.0)
+    shared: tuple[Amount, ...] = ()
 
     @property
     def repeats(self) -> bool:
