@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.cluster.fabric import Level
 from paceline.cluster.rates import Rates
+from paceline.errors import ClusterError
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """Seconds of a collective by its size, taken on the cluster itself.
+
+    Attributes:
+        kind: `all_reduce` or another that `collective_seconds` knows.
+        size: ranks of the group, consecutive ones.
+        points: bytes of the whole tensor and seconds, ascending.
+    """
+
+    kind: str
+    size: int
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Devices and the network between them.
 
@@ -58,6 +74,7 @@ class Cluster:
         price_per_device_hour: in US dollars; None where it is unknown.
         failures_per_device_hour: interruptions of a job, for each device that it runs on.
         sources: where further figures are from, by what they say.
+        measured: collectives taken on the cluster itself, which count more than what levels say.
     """
 
     name: str
@@ -66,11 +83,23 @@ class Cluster:
     price_per_device_hour: float | None = None
     failures_per_device_hour: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
+    measured: tuple[Measured, ...] = ()
 
     @property
     def devices(self) -> int:
         """How many devices there are."""
         return sum(group.devices for group in self.groups)
+
+    @property
+    def devices_per_host(self) -> int:
+        """How many devices share a host, or the domain of fast links that takes its place."""
+        inside = [level.devices or self.devices for level in self.levels if level.fabric.is_inside_host]
+        return min(inside[-1] if inside else 1, self.devices)
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are, the last of them perhaps not full."""
+        return -(-self.devices // self.devices_per_host)
 
     @property
     def slowest(self) -> Group:
@@ -81,3 +110,28 @@ class Cluster:
             return peak.get("bfloat16", max(peak.values())) / group.slowdown
 
         return min(self.groups, key=rate)
+
+    def of(self, devices: int) -> Cluster:
+        """Return the cluster with so many devices: the first of them, or more of the only kind it has.
+
+        Raises:
+            ClusterError: the outermost level does not hold as many, or there are several groups and it is not said
+                which of them is to grow.
+        """
+        limit = self.levels[-1].devices
+        if devices < 1 or (limit is not None and devices > limit):
+            most = "any number of" if limit is None else f"1 to {limit}"
+            raise ClusterError(f"cluster '{self.name}' has {most} devices, not {devices}.")
+        if devices > self.devices and len(self.groups) > 1:
+            raise ClusterError(
+                f"cluster '{self.name}' has {self.devices} devices in {len(self.groups)} groups; for {devices}, write "
+                "into its file which group has more."
+            )
+        if len(self.groups) == 1:
+            return replace(self, groups=(replace(self.groups[0], devices=devices),))
+        groups, left = [], devices
+        for group in self.groups:
+            if left:
+                groups.append(replace(group, devices=min(left, group.devices)))
+                left -= groups[-1].devices
+        return replace(self, groups=tuple(groups))

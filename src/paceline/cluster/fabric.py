@@ -23,20 +23,36 @@ class Fabric(StrEnum):
         """Whether switches place whole flows by a hash (ECMP), so that some links get two and others none."""
         return self in (Fabric.ROCE, Fabric.TCP)
 
+    @property
+    def is_inside_host(self) -> bool:
+        """Whether devices reach each other over it without network cards."""
+        return self in (Fabric.MEMORY, Fabric.PCIE, Fabric.NVLINK)
+
 
 @dataclass(frozen=True)
 class Level:
     """One level of a network.
 
     Attributes:
-        name: for people, such as `nvlink domain`, `leaf`, `spine`.
+        name: for people, such as `nvlink`, `leaf`, `spine`.
         fabric: what it is made of.
-        devices: how many devices reach each other without leaving it; None: all of the cluster.
-        bandwidth: bytes per second that one device can send into it while it receives as much.
-        latency_s: seconds that the smallest message takes.
+        devices: how many consecutive devices reach each other without leaving it; None: all of the cluster.
+        bandwidth: bytes per second that each device can send into it while it receives as much, when all do.
+        latency_s: seconds of each step of a collective, in which a rank hears from another.
         efficiency: the share of the bandwidth that large collectives reach.
         oversubscription: how many times more the devices below can send than it can carry; 1: it carries all.
+        nics_per_device: network cards for each device; with less than one, a device alone can send more than its
+            share: what a card carries.
         flows: flows per device that a hash distributes, where the fabric does so.
+        paths: equal links out of a domain below, among which a hash chooses; None: as many as there are cards below,
+            less by the oversubscription, where the level below is made of switches too, and one where it is a host.
+        rails: cards of a host that lead to different switches of this level; data for another rail is first handed
+            over inside the host.
+        in_switch: the share of the bandwidth that an all-reduce reaches whose sums are made by switches (NVLink SHARP,
+            InfiniBand SHARP); None: they make none.
+        eager: the share of the large collectives' bandwidth that messages sent without a handshake reach.
+        handshake_s: further seconds of each step of messages that are sent with one, at full bandwidth.
+        axes: of a torus: how many.
         source: where the figures are from.
     """
 
@@ -47,5 +63,17 @@ class Level:
     latency_s: float
     efficiency: float = 1.0
     oversubscription: float = 1.0
+    nics_per_device: float = 1.0
     flows: int = 1
+    paths: int | None = None
+    rails: int = 1
+    in_switch: float | None = None
+    eager: float = 1.0
+    handshake_s: float = 0.0
+    axes: int = 3
     source: str = ""
+
+    @property
+    def alone(self) -> float:
+        """Bytes per second that a device can send while its neighbours do not."""
+        return self.bandwidth / min(1.0, self.nics_per_device)
