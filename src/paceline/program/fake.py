@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -16,6 +18,11 @@ from torch.fx.node import map_arg
 def fake_mode() -> FakeTensorMode:
     """Return a new mode; fake tensors of different modes do not mix."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def with_data() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which operators compute, inside of one in which they do not."""
+    return unset_fake_temporarily()
 
 
 def fake_mode_for(values: Iterable[object]) -> FakeTensorMode:
