@@ -16,12 +16,15 @@ class Rates:
     Attributes:
         matmul: share of the peak that large products reach.
         k_half, n_half, m_half: the inner dimension, columns and rows at which a product takes twice its ideal time.
+        unaligned: share of its speed that a product keeps where rows, columns or inner dimension are no multiple of 8.
         attention: share of the peak that fused attention reaches.
         memory: share of the memory's bandwidth that elementwise work reaches.
         launch_s: seconds that the host takes to start a call.
         launch_power: how launching and computing hide each other: both together take the norm of this power of the two,
             their sum at 1, the longer one at infinity.
         message_s: seconds that the host takes for each collective of a block.
+        collective: how many times what it takes alone a collective takes beside the computation of a block.
+        exchange: the same of what replicas exchange.
         optimizer: how many times the optimizer reads and writes its bytes.
         transfer: how many times its own time a message between stages takes, waiting for the other side included.
         overlap: share of a backward pass beside which sums of gradients can run.
@@ -35,11 +38,14 @@ class Rates:
     k_half: float = 100.0
     n_half: float = 100.0
     m_half: float = 100.0
+    unaligned: float = 1.0
     attention: float = 0.4
     memory: float = 0.8
     launch_s: float = 5e-6
     launch_power: float = 4.0
     message_s: float = 0.0
+    collective: float = 1.0
+    exchange: float = 1.0
     optimizer: float = 1.0
     transfer: float = 1.0
     overlap: float = 0.5

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.cluster.cluster import Cluster
-from paceline.cluster.collectives import collective_seconds, link_bytes
-from paceline.simulator.layouts import Layouts
+from paceline.cluster.collectives import collective_seconds
+from paceline.simulator.layouts import Integers, Layouts
 from paceline.simulator.workload import Numbers, Precision
 
 
@@ -28,8 +29,8 @@ class Exchange:
     axis: str
     kind: str
     nbytes: Numbers
-    size: Numbers
-    stride: Numbers
+    size: Integers
+    stride: Integers
     times: Numbers
     hidden: bool
 
@@ -38,10 +39,43 @@ class Exchange:
         each = collective_seconds(cluster, self.kind, self.nbytes, self.size, self.stride)
         return np.asarray(np.where(self.size > 1, self.times * each, 0.0))
 
-    def sent(self, cluster: Cluster) -> dict[str, Numbers]:
-        """Return bytes that a rank sends in a step, by level."""
-        by_level = link_bytes(cluster, self.kind, self.nbytes, self.size, self.stride)
-        return {level: np.where(self.size > 1, self.times * each, 0.0) for level, each in by_level.items()}
+
+@dataclass(frozen=True)
+class Sums:
+    """Seconds of what replicas exchange in a step if nothing else runs, by axis.
+
+    Attributes:
+        total: all of it.
+        hideable: what may run beside computation.
+    """
+
+    total: dict[str, Numbers]
+    hideable: dict[str, Numbers]
+
+    def exposed(self, beside: Numbers, layouts: Layouts, overlap: float, factor: float) -> dict[str, Numbers]:
+        """Return by axis the seconds that nothing runs beside.
+
+        Network and device are two resources: what can be hidden is, up to the share `overlap` of the computation
+        `beside` it. All exchanges take `factor` times what they take alone.
+        """
+        both = factor * sum(self.hideable.values(), start=np.zeros(()))
+        hidden = np.where(layouts.overlap, np.minimum(both, overlap * beside), 0.0)
+        share = np.where(both > 0, hidden / np.where(both > 0, both, 1.0), 0.0)
+        return {axis: factor * (self.total[axis] - share * self.hideable[axis]) for axis in self.total}
+
+
+def sums(found: Sequence[Exchange], cluster: Cluster) -> Sums:
+    """Return what exchanges take if nothing else runs."""
+    total = {"dp": np.zeros(()), "fsdp": np.zeros(())}
+    hideable = dict(total)
+    for exchange in found:
+        if not np.any(exchange.times):
+            continue
+        seconds = exchange.seconds(cluster)
+        total[exchange.axis] = total[exchange.axis] + seconds
+        if exchange.hidden:
+            hideable[exchange.axis] = hideable[exchange.axis] + seconds
+    return Sums(total, hideable)
 
 
 def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> list[Exchange]:
@@ -53,45 +87,23 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
     inner = layouts.tp * layouts.hw * layouts.sp
     outer = inner * layouts.fsdp
     gradients, values = precision.gradient * parameters, precision.parameter * parameters
-    zero = np.where(layouts.fsdp > 1, np.maximum(layouts.zero, 1), 0)
-    full = layouts.micro_batches
-    plain = (layouts.fsdp == 1) & (layouts.zero == 0)
-    rest = gradients / layouts.fsdp
-    distributed = np.where((layouts.fsdp == 1) & (layouts.zero > 0), 1.0, 0.0)
-    once = np.where(layouts.fsdp > 1, 1.0, 0.0)
+    sharded = layouts.fsdp > 1
+    full = np.where(sharded & (layouts.zero == 3), layouts.micro_batches, 0.0)
+    once = np.where(sharded & (layouts.zero < 3), 1.0, 0.0)
+    distributed = np.where(~sharded & (layouts.zero > 0), 1.0, 0.0)
+    plain = 1.0 - distributed
 
-    def fsdp(kind: str, nbytes: Numbers, times: Numbers, hidden: bool) -> Exchange:
+    def fsdp(kind: str, nbytes: Numbers, times: Numbers, *, hidden: bool = True) -> Exchange:
         return Exchange("fsdp", kind, nbytes, layouts.fsdp, inner, times, hidden)
 
-    def dp(kind: str, nbytes: Numbers, times: Numbers, hidden: bool) -> Exchange:
+    def dp(kind: str, nbytes: Numbers, times: Numbers, *, hidden: bool = True) -> Exchange:
         return Exchange("dp", kind, nbytes, layouts.dp, outer, times, hidden)
 
     return [
-        fsdp("reduce_scatter", gradients, np.where(zero == 3, full, once), True),
-        fsdp("all_gather", values, np.where(zero == 3, 2 * full, 0), True),
-        fsdp("all_gather", values, np.where(zero == 3, 0, once), False),
-        dp("all_reduce", rest, np.where(plain | (layouts.fsdp > 1), 1.0, 0.0), True),
-        dp("reduce_scatter", gradients, distributed, True),
-        dp("all_gather", values, distributed, False),
+        fsdp("reduce_scatter", gradients, full + once),
+        fsdp("all_gather", values, 2 * full),
+        fsdp("all_gather", values, once, hidden=False),
+        dp("all_reduce", gradients / layouts.fsdp, plain),
+        dp("reduce_scatter", gradients, distributed),
+        dp("all_gather", values, distributed, hidden=False),
     ]
-
-
-def exposed(
-    found: list[Exchange], beside: Numbers, layouts: Layouts, cluster: Cluster, overlap: float
-) -> dict[str, Numbers]:
-    """Return by axis the seconds of exchanges that nothing runs beside.
-
-    Network and device are two resources: of what can be hidden, as much is as the share `overlap` of the computation
-    `beside` it allows.
-    """
-    total: dict[str, Numbers] = {"dp": np.zeros(()), "fsdp": np.zeros(())}
-    hideable: dict[str, Numbers] = {"dp": np.zeros(()), "fsdp": np.zeros(())}
-    for exchange in found:
-        seconds = exchange.seconds(cluster)
-        total[exchange.axis] = total[exchange.axis] + seconds
-        if exchange.hidden:
-            hideable[exchange.axis] = hideable[exchange.axis] + seconds
-    both = hideable["dp"] + hideable["fsdp"]
-    hidden = np.where(layouts.overlap, np.minimum(both, overlap * beside), 0.0)
-    share = np.where(both > 0, hidden / np.where(both > 0, both, 1.0), 0.0)
-    return {axis: total[axis] - share * hideable[axis] for axis in total}

@@ -292,7 +292,7 @@ def _head(shape: Shape) -> Block:
     work = [
         *_pointwise(s * h, REGION, 2, 4, 1),
         *_products(Amount(s, SAMPLE), Amount(vocabulary, FEATURES), Amount(h)),
-        *_pointwise(s * vocabulary, SPLIT, 7, 3, 5),
+        *_pointwise(s * vocabulary, SPLIT, 11, 5, 6),
     ]
     sums = Amount(4.0 * s, SAMPLE)
     messages = [

@@ -1,0 +1,89 @@
+"""What devices take for what a block asks, by their rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.cluster.cluster import Device, Group
+from paceline.simulator.demands import AXES, Demand, PassDemand, Products
+from paceline.simulator.workload import Numbers
+
+ALIGNED = 8
+"""Elements of 16 bytes: what tensor cores load at once."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds with one micro-batch.
+
+    Attributes:
+        forward, backward: of calls alone, as if nothing was sent; recomputation counts with the backward pass.
+        exposed: by axis, what collectives add.
+    """
+
+    forward: Numbers
+    backward: Numbers
+    exposed: dict[str, Numbers]
+
+    @property
+    def total(self) -> Numbers:
+        """All of it."""
+        return self.forward + self.backward + sum(self.exposed.values(), start=np.zeros(()))
+
+    def __add__(self, other: Times) -> Times:
+        exposed = {axis: self.exposed[axis] + other.exposed[axis] for axis in self.exposed}
+        return Times(self.forward + other.forward, self.backward + other.backward, exposed)
+
+    def scaled(self, times: Numbers) -> Times:
+        """Return it so many times over."""
+        exposed = {axis: times * each for axis, each in self.exposed.items()}
+        return Times(times * self.forward, times * self.backward, exposed)
+
+
+NOTHING = Times(np.zeros(()), np.zeros(()), dict.fromkeys(AXES.values(), np.zeros(())))
+"""What no block takes."""
+
+
+def block_times(demand: Demand, group: Group, dtype: str) -> Times:
+    """Return the seconds of one occurrence of a block on a device of a group.
+
+    Host and device work side by side: together they take the norm of power `Rates.launch_power` of what each takes.
+    """
+    rates = group.device.rates
+    forward = group.slowdown * pass_seconds(demand.forward, group.device, dtype)
+    backward = group.slowdown * pass_seconds(demand.backward, group.device, dtype)
+    host = rates.launch_s * (demand.forward.launches + demand.backward.launches)
+    device = forward + backward
+    calls = together(device, host, rates.launch_power)
+    share = np.where(device > 0, forward / np.where(device > 0, device, 1.0), 0.0)
+    sent = sum(demand.network.values(), start=np.zeros(())) * rates.collective
+    whole = together(device + sent, host + rates.message_s * demand.messages, rates.launch_power)
+    part = np.where(sent > 0, (whole - calls) / np.where(sent > 0, sent, 1.0), 0.0) * rates.collective
+    return Times(share * calls, (1 - share) * calls, {axis: part * each for axis, each in demand.network.items()})
+
+
+def together(left: Numbers, right: Numbers, power: float) -> Numbers:
+    """Return the norm of two durations: their sum for power 1, the longer of them for a very large one."""
+    longer, shorter = np.maximum(left, right), np.minimum(left, right)
+    share = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
+    return np.asarray(longer * (1 + share**power) ** (1 / power))
+
+
+def pass_seconds(demand: PassDemand, device: Device, dtype: str) -> Numbers:
+    """Return the seconds of a pass on a device that is never kept waiting."""
+    peak = device.peak.get(dtype) or max(device.peak.values())
+    touched = demand.touched / (device.bandwidth * device.rates.memory)
+    attention = demand.attention / (peak * device.rates.attention)
+    return np.asarray(product_seconds(demand.products, device, peak) + attention + touched)
+
+
+def product_seconds(products: Products, device: Device, peak: float) -> Numbers:
+    """Return the seconds of all products of a pass."""
+    rates = device.rates
+    rows, columns, inner = products.sizes
+    seconds = products.flops / (peak * rates.matmul)
+    seconds = seconds * (1 + rates.m_half / rows) * (1 + rates.n_half / columns) * (1 + rates.k_half / inner)
+    aligned = np.all(products.sizes % ALIGNED == 0, axis=0)
+    return np.asarray(np.sum(seconds / np.where(aligned, 1.0, rates.unaligned), axis=0))
