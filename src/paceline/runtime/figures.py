@@ -42,11 +42,11 @@ class Figures:
 
     def machine(self, device: torch.device) -> Machine | None:
         """Return the rates of operators on a device like this one, without links."""
-        return _parsed(Machine.from_json, self._section("machines").get(_key(device)))
+        return _parsed(Machine.from_json, self._section("machines").get(key_of_device(device)))
 
     def links(self, device: torch.device, way: str) -> dict[int, Links]:
         """Return what collectives take by the number of ranks, where these are connected in some way."""
-        return _parsed(_links, self._section("links").get(f"{_key(device)}, {way}")) or {}
+        return _parsed(_links, self._section("links").get(f"{key_of_device(device)}, {way}")) or {}
 
     def latest(self, device: torch.device) -> Machine | None:
         """Return what was measured last on a device like this one, by however many threads and ranks of any job."""
@@ -63,8 +63,8 @@ class Figures:
         if self._path is None:
             return
         kept = {str(parts): links_to_json(found) for parts, found in links.items()}
-        machines = self._section("machines") | {_key(device): machine.to_json()}
-        ways = self._section("links") | {f"{_key(device)}, {way}": kept}
+        machines = self._section("machines") | {key_of_device(device): machine.to_json()}
+        ways = self._section("links") | {f"{key_of_device(device)}, {way}": kept}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._path, json.dumps({"machines": machines, "links": ways}, indent=1).encode())
@@ -114,7 +114,8 @@ def _name(device: torch.device) -> str:
     return f"{what}, torch {torch.__version__}"
 
 
-def _key(device: torch.device) -> str:
+def key_of_device(device: torch.device) -> str:
+    """Return what figures of a device depend on: its name, torch, and on a CPU the number of threads."""
     return _name(device) if device.type == "cuda" else f"{_name(device)}, {torch.get_num_threads()} threads"
 
 

@@ -175,6 +175,21 @@ def whole_of(x: Tensor, exchange: Exchange) -> Tensor | None:
     return x.as_strided((exchange.size, size), (size, 1), 0)
 
 
+def copied_members(node: Node) -> list[Node] | None:
+    """Return what ranks that share memory copy where a graph puts a bucket together; None if a node does not.
+
+    What products make is written into its place, and what is gathered is gathered one by one.
+    """
+    if node.target is not aten.cat.default or len(node.users) != 1:
+        return None
+    match next(iter(node.users)).target:
+        case collectives.all_reduce_in_place | collectives.reduce_scatter:
+            return [member for member in _members(node) if _product_behind(member) is None]
+        case collectives.all_gather:
+            return []
+    return None
+
+
 def _members(x: Node) -> list[Node]:
     """Return what a bucket is made of; a tensor that is no bucket is its own only member."""
     if x.target is aten.cat.default and len(x.users) == 1:
