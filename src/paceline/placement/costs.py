@@ -16,7 +16,7 @@ from paceline.placement.machine import Machine
 from paceline.placement.placements import PARTIAL, REPLICATE, Placement, Shard
 from paceline.placement.redistribute import Collective, collective_of
 from paceline.placement.rules.rule import Call
-from paceline.program import attention  # noqa: F401  (registers operators)
+from paceline.program.work import Shapes, operations
 
 aten = torch.ops.aten
 ours = torch.ops.paceline
@@ -127,41 +127,24 @@ class Costs:
         return self.machine.touching.seconds(nbytes)
 
 
-_ATTENTION = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    ours.causal_rows.default,
-    ours.ring_rows.default,
-}
-_ATTENTION_BACKWARD = {
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    ours.causal_rows_backward.default,
-    ours.ring_rows_backward.default,
-}
 _FREE = {aten.expand.default, aten.select.int, aten.slice.Tensor}
 
 
 def matmul_flops(call: Call) -> float:
     """Floating-point operations of the matrix products and convolutions in a call; 0 for all other operators."""
-    shapes = call.inputs
-    match call.target:
-        case aten.mm.default:
-            return 2.0 * shapes[0][0] * shapes[0][1] * shapes[1][1]
-        case aten.addmm.default:
-            return 2.0 * shapes[1][0] * shapes[1][1] * shapes[2][1]
-        case aten.bmm.default:
-            return 2.0 * prod(shapes[0]) * shapes[1][2]
-        case aten.convolution.default:
-            return 2.0 * prod(call.outputs[0] or ()) * prod(shapes[1][1:])
-        case aten.convolution_backward.default:
-            return 4.0 * prod(shapes[0]) * prod(shapes[2][1:])
-        case target if target in _ATTENTION:
-            return 4.0 * prod(shapes[0]) * shapes[1][2]
-        case target if target in _ATTENTION_BACKWARD:
-            return 10.0 * prod(shapes[0]) * shapes[2][2]
-    return 0.0
+    found = operations(Shapes(call.target, call.inputs, call.outputs, call.arguments))
+    return 0.0 if found is None else found.flops
 
 
-_BATCH = {aten.bmm.default: (0,), **dict.fromkeys(_ATTENTION | _ATTENTION_BACKWARD, (0, 1))}
+_ATTENTION = (
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    ours.causal_rows.default,
+    ours.causal_rows_backward.default,
+    ours.ring_rows.default,
+    ours.ring_rows_backward.default,
+)
+_BATCH = {aten.bmm.default: (0,), **dict.fromkeys(_ATTENTION, (0, 1))}
 """Dimensions over which a call makes one product after the other."""
 
 
