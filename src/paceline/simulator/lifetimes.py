@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from paceline.plan import Mesh
@@ -95,6 +95,12 @@ def lifetimes(
         return _Run(module, NoWorkspaces() if workspaces is None else workspaces).of(given)
 
 
+def recorded_lifetimes(graph: Graph) -> Lifetimes:
+    """Return the lifetimes of the storages of a graph that was recorded: those of the tensors it was recorded on."""
+    module = GraphModule(nn.Module(), graph)
+    return _Recorded(module, NoWorkspaces()).of([node.meta["val"] for node in _placeholders(graph)])
+
+
 def _placeholders(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
@@ -135,7 +141,9 @@ class _Run(Interpreter):
         outputs: tuple[int, ...] = ()
         for node in self._nodes:
             if node.op == "output":
-                values = [self.env[value] for value in node.args[0]]
+                listed = node.args[0]
+                assert isinstance(listed, (list, tuple))
+                values = [self.env[value] for value in listed if isinstance(value, Node)]
                 outputs = tuple(self._number(value, exchanged=False) for value in values)
                 break
             known = len(self._bytes)
@@ -187,6 +195,17 @@ class _Run(Interpreter):
             self._bytes.append(value.untyped_storage().nbytes())
             self._exchanged.append(exchanged)
         return self._numbers[key]
+
+
+class _Recorded(_Run):
+    """Takes the values that a graph was recorded with."""
+
+    def run_node(self, node: Node) -> Any:
+        """Return what it was."""
+        return node.meta["val"]
+
+    def _workspace(self, node: Node) -> list[int]:
+        return []
 
 
 def _last_reads(nodes: Sequence[Node]) -> dict[Node, list[Node]]:

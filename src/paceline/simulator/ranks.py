@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,27 @@ class Ranks:
             start, end = float(np.broadcast_to(began, self._shape)[place]), float(ended[place])
             if end > start:
                 self.events.append(Event(name, category, rank, start, end, arguments))
+
+    def snapshot(self) -> Ranks:
+        """Return how things stand, without events."""
+        return replace(self, exposed=dict(self.exposed), handed_bytes=dict(self.handed_bytes), events=[])._at(self)
+
+    def repeat(self, since: Ranks, times: int) -> None:
+        """Let what happened since a snapshot happen so many more times; nothing is noted."""
+        self.skip((self.now - since.now) * times)
+        self.computed = self.computed + (self.computed - since.computed) * times
+        for axis, waited in self.exposed.items():
+            self.exposed[axis] = waited + (waited - since.exposed.get(axis, 0.0)) * times
+        for axis, handed in self.handed_bytes.items():
+            self.handed_bytes[axis] = handed + (handed - since.handed_bytes.get(axis, 0)) * times
+
+    def alike(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that one stands for: all, where none is slow."""
+        return (rank,) if self.slowness else tuple(range(self.mesh.size))
+
+    def _at(self, other: Ranks) -> Ranks:
+        self.now, self.network, self.host, self.computed = other.now, other.network, other.host, other.computed
+        return self
 
     def skip(self, seconds: Seconds) -> None:
         """Let time pass that is accounted for otherwise."""
