@@ -103,7 +103,7 @@ def test_as_many_devices_as_there_are() -> None:
 
 
 def test_what_is_refused_says_where_and_what_instead(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="no cluster 'dgx-h10'. Did you mean 'dgx-h100'"):
+    with pytest.raises(ClusterError, match=r"no cluster 'dgx-h10'. Did you mean 'dgx-h100'"):
         load("dgx-h10")
     with pytest.raises(ClusterError, match=r"there is no cluster .*mine.yml; clusters there: mine.yaml"):
         written(tmp_path, SMALL)

@@ -20,6 +20,7 @@ class Rates:
         attention: share of the peak that fused attention reaches.
         memory: share of the memory's bandwidth that elementwise work reaches.
         launch_s: seconds that the host takes to start a call.
+        gap_s: seconds that a device takes for a call beside its work, to fill and to drain.
         launch_power: how launching and computing hide each other: both together take the norm of this power of the two,
             their sum at 1, the longer one at infinity.
         message_s: seconds that the host takes for each collective of a block.
@@ -42,6 +43,7 @@ class Rates:
     attention: float = 0.4
     memory: float = 0.8
     launch_s: float = 5e-6
+    gap_s: float = 0.0
     launch_power: float = 4.0
     message_s: float = 0.0
     collective: float = 1.0

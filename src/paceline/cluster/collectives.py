@@ -1,0 +1,143 @@
+"""What collectives take: the quickest of several algorithms, by which members of a group share a host, a leaf, a pod.
+
+The whole of a cluster's communication is costed here, for many groups at once: all arguments are numbers or arrays and
+are broadcast. See docs/clusters.md for the formulas.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.cluster import algorithms
+from paceline.cluster.algorithms import Line, Priced
+from paceline.cluster.cluster import Cluster
+from paceline.cluster.measured import measured_seconds
+from paceline.cluster.reach import Crossing, Groups, crossings
+from paceline.errors import ClusterError, nearest
+
+Numbers = NDArray[np.float64]
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+
+
+def collective_seconds(
+    cluster: Cluster,
+    kind: str,
+    nbytes: ArrayLike,
+    size: ArrayLike,
+    stride: ArrayLike,
+    *,
+    sharing: ArrayLike = 1.0,
+) -> Numbers:
+    """Return seconds of a collective.
+
+    Args:
+        cluster: where; its slowest links count.
+        kind: one of `KINDS`; `send` is from each member to the next.
+        nbytes: of the whole tensor: what an all-reduce sums, what an all-gather returns, what all members of an
+            all-to-all send together, what is sent.
+        size: members of the group.
+        stride: how many ranks lie between a member and the next.
+        sharing: how many such groups send through the links of one host at once.
+
+    Raises:
+        ClusterError: there is no such collective.
+    """
+    check_kind(kind)
+    count, sizes, strides, shared = _broadcast(nbytes, size, stride, sharing)
+    distinct, which = _distinct(sizes, strides, shared)
+    seconds = np.full_like(count, np.inf)
+    for line in _lines(cluster, kind, *distinct):
+        seconds = np.minimum(seconds, line.wait_s[which] + count * line.per_byte_s[which])
+    seconds = measured_seconds(cluster, kind, count, sizes, strides, seconds)
+    return np.where((sizes > 1) & (count > 0), seconds, 0.0)
+
+
+def link_bytes(
+    cluster: Cluster, kind: str, nbytes: ArrayLike, size: ArrayLike, stride: ArrayLike
+) -> dict[str, Numbers]:
+    """Return bytes that one rank sends into each level, by its name: the mean over the ranks of a group.
+
+    Raises:
+        ClusterError: there is no such collective.
+    """
+    check_kind(kind)
+    count, sizes, strides, shared = _broadcast(nbytes, size, stride, 1.0)
+    levels = crossings(cluster, Groups(sizes, strides, shared, np.ones_like(sizes)))
+    if kind == "all_to_all":
+        return {it.level.name: _sent_apart(it, count, sizes) for it in levels}
+    total = count * {"all_reduce": 2.0, "send": 1.0}.get(kind, 1.0) * (1.0 if kind == "send" else (sizes - 1) / sizes)
+    if kind == "send":
+        return _farthest(levels, np.where(sizes > 1, total, 0.0))
+    return {it.level.name: total * _share_of_ring(it, sizes) for it in levels}
+
+
+def check_kind(kind: str) -> None:
+    """Refuse what is no collective.
+
+    Raises:
+        ClusterError: it is none.
+    """
+    if kind not in KINDS:
+        raise ClusterError(f"'{kind}' is no collective.{nearest(kind, KINDS)} Known: {', '.join(KINDS)}.")
+
+
+def _lines(cluster: Cluster, kind: str, size: Numbers, stride: Numbers, sharing: Numbers) -> list[Line]:
+    """Return what each algorithm takes, sent with a handshake and, where a level knows the difference, without."""
+    peers = np.maximum(size - 1, 1.0) if kind == "all_to_all" else np.ones_like(size)
+    crossed = crossings(cluster, Groups(size, stride, sharing, peers))
+    lines = _algorithms(kind, [Priced(it, it.rate, it.level.latency_s + it.level.handshake_s) for it in crossed], size)
+    if any(level.handshake_s for level in cluster.levels):
+        lines += _algorithms(kind, [Priced(it, it.rate * it.level.eager, it.level.latency_s) for it in crossed], size)
+    return lines
+
+
+def _algorithms(kind: str, levels: list[Priced], size: Numbers) -> list[Line]:
+    if kind == "all_to_all":
+        return [algorithms.all_to_all(levels, size)]
+    if kind == "broadcast":
+        return [algorithms.chain(levels), algorithms.branches(levels)]
+    if kind == "send":
+        return [algorithms.send(levels)]
+    gathering = [algorithms.ring(levels, size), algorithms.by_level(levels)]
+    if kind != "all_reduce":
+        return gathering
+    others = [algorithms.tree(levels), algorithms.reduced_by_level(levels), algorithms.in_switch(levels)]
+    return [line.times(2) for line in gathering] + others
+
+
+def _distinct(*columns: Numbers) -> tuple[list[Numbers], NDArray[np.int64]]:
+    """Return the distinct rows of columns, and which of them each row is: layouts are many, their groups few."""
+    code = np.zeros(columns[0].shape, dtype=np.int64)
+    for column in columns:
+        values, index = np.unique(column, return_inverse=True)
+        code = code * len(values) + index.reshape(column.shape)
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return [column.ravel()[first] for column in columns], which.reshape(code.shape)
+
+
+def _broadcast(*given: ArrayLike) -> list[Numbers]:
+    return [np.array(value, dtype=np.float64) for value in np.broadcast_arrays(*given)]
+
+
+def _share_of_ring(crossing: Crossing, size: Numbers) -> Numbers:
+    """Return which share of the members sends into a level in a ring; the one that closes it goes the farthest."""
+    members = crossing.inside * crossing.domains
+    closing = np.where(members >= size, 1 / size, 0.0)
+    return np.where(crossing.crossed, 1 / crossing.inside - 1 / np.minimum(members, size) + closing, 0.0)
+
+
+def _sent_apart(crossing: Crossing, nbytes: Numbers, size: Numbers) -> Numbers:
+    members = np.minimum(crossing.inside * crossing.domains, size)
+    sent: Numbers = nbytes / size * (members - crossing.inside) / size
+    return sent
+
+
+def _farthest(levels: list[Crossing], nbytes: Numbers) -> dict[str, Numbers]:
+    found: dict[str, Numbers] = {}
+    left = nbytes
+    for crossing in reversed(levels):
+        found[crossing.level.name] = np.where(crossing.crossed, left, 0.0)
+        left = np.where(crossing.crossed, 0.0, left)
+    return {crossing.level.name: found[crossing.level.name] for crossing in levels}
