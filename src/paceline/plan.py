@@ -48,6 +48,35 @@ class Axis(Enum):
         return self in (Axis.DP, Axis.FSDP)
 
 
+class Recompute(Enum):
+    """What the backward pass computes again instead of keeping it."""
+
+    NONE = "none"
+    ATTENTION = "attention"
+    BLOCKS = "blocks"
+
+    @property
+    def summary(self) -> str:
+        """One line for `--help` and error messages."""
+        return {
+            Recompute.NONE: "all that the backward pass reads is kept, but for what the module checkpoints itself",
+            Recompute.ATTENTION: "scores and weights of attention that the module writes out are computed again",
+            Recompute.BLOCKS: "repeated blocks are computed again from what comes in and goes out of them",
+        }[self]
+
+    @classmethod
+    def of(cls, name: str) -> Recompute:
+        """Return the policy of this name.
+
+        Raises:
+            PlanError: there is none.
+        """
+        names = [policy.value for policy in cls]
+        if name not in names:
+            raise PlanError(f"recompute is '{name}'; it is one of {', '.join(names)}.{nearest(str(name), names)}")
+        return cls(name)
+
+
 @dataclass(frozen=True)
 class Mesh:
     """Ranks arranged along named axes, outermost first; rank numbers run fastest along the last axis.
@@ -238,6 +267,7 @@ class Plan:
         pins: placements of parameters that the user chose; where several match a parameter, the last one counts.
         memory_bytes: what a rank may hold of parameters, gradients, optimizer state (two values each) and what the
             backward pass reads of the forward pass; None sets no limit. Asked for less, the solver splits more.
+        recompute: what the backward pass computes again instead of keeping it, beside what the module checkpoints.
         pipeline: how micro-batches flow through stages, where the mesh has the axis `pp`.
     """
 
@@ -247,6 +277,7 @@ class Plan:
     compile: bool = False
     pins: tuple[Pin, ...] = ()
     memory_bytes: int | None = None
+    recompute: Recompute = Recompute.NONE
     pipeline: PipelinePlan = PipelinePlan()
 
     def __post_init__(self) -> None:
@@ -273,7 +304,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for YAML or JSON."""
-        return {**asdict(self), "mesh": str(self.mesh), "pins": [str(pin) for pin in self.pins]}
+        plain = {"mesh": str(self.mesh), "pins": [str(pin) for pin in self.pins], "recompute": self.recompute.value}
+        return {**asdict(self), **plain}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
@@ -285,7 +317,8 @@ class Plan:
         _check_keys(values, list(cls.__dataclass_fields__), "plan")
         mesh, pins = Mesh.parse(str(values.get("mesh", ""))), tuple(map(Pin.parse, values.get("pins", ())))
         pipeline = PipelinePlan.from_dict(values.get("pipeline", {}))
-        return cls(**{**values, "mesh": mesh, "pins": pins, "pipeline": pipeline})
+        recompute = Recompute.of(values.get("recompute", Recompute.NONE.value))
+        return cls(**{**values, "mesh": mesh, "pins": pins, "pipeline": pipeline, "recompute": recompute})
 
 
 def _check_keys(values: Mapping[str, Any], known: list[str], what: str) -> None:

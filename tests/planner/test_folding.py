@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.planner.folding import block_of, boxes, fold
+from paceline.planner.folding import boxes, fold
+from paceline.program.rematerialize import block_of
 
 INDICES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=30)
 

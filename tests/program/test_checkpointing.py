@@ -77,6 +77,27 @@ def test_what_is_wrapped_is_recomputed(kind: str) -> None:
     assert count(plain, "aten.tanh.default") == 0
 
 
+def test_what_a_checkpoint_returns_is_kept() -> None:
+    """Else the first checkpoint that the backward pass comes to makes all those before it again, and holds them."""
+    step = planned(capture_as_eager(Model(WRAPS["not reentrant"]), (X,)))
+    assert saved_activations(step) == [(BATCH, WIDTH)] * 2
+    assert step.backward is not None
+    order = [str(node.target) for node in step.backward.nodes if node.op == "call_function"]
+    products = [place for place, name in enumerate(order) if name == "aten.mm.default"]
+    second = [place for place, name in enumerate(order) if name == "aten.tanh.default"][1]
+    assert second > products[0], "the earlier block is made again after gradients of the later one"
+
+
+def test_a_checkpoint_inside_of_another_is_a_part_of_it() -> None:
+    def both(block: Any, x: Tensor) -> Tensor:
+        return WRAPS["not reentrant"](lambda x: torch.cos(WRAPS["not reentrant"](block, x)), x)
+
+    step = planned(capture_as_eager(Model(both), (X,)))
+    assert saved_activations(step) == [(BATCH, WIDTH)] * 2
+    assert count(step, "aten.cos.default") == 0
+    assert count(step, "aten.tanh.default") == 2
+
+
 @pytest.mark.parametrize("kind", ["reentrant", "not reentrant"])
 def test_dropout_in_a_checkpoint_is_drawn_once(kind: str) -> None:
     x = X.clone().requires_grad_(kind == "reentrant")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.plan import Pin, PipelinePlan
+from paceline.plan import Pin, PipelinePlan, Recompute
 
 
 class Launch(StrEnum):
@@ -72,6 +72,12 @@ Chunks = Annotated[
 Boundaries = Annotated[
     str | None,
     typer.Option("--boundaries", metavar="NAMES", help="Modules with which stages begin, as in blocks.2,blocks.4."),
+]
+RecomputeOption = Annotated[
+    Recompute | None,
+    typer.Option(
+        "--recompute", help="What the backward pass computes again instead of keeping it; see docs/placement.md."
+    ),
 ]
 
 

@@ -14,6 +14,7 @@ from paceline.cli.options import (
     JsonFile,
     MicroBatches,
     Pins,
+    RecomputeOption,
     Schedule,
     Sets,
     assignments,
@@ -40,6 +41,7 @@ def plan(
     micro_batches: MicroBatches = None,
     chunks: Chunks = None,
     boundaries: Boundaries = None,
+    recompute: RecomputeOption = None,
     partition: Annotated[
         bool, typer.Option("--partition", help="Find stages for pp, slow ones on several ranks, as PipeDream does.")
     ] = False,
@@ -82,6 +84,7 @@ def plan(
         chosen = Plan(Mesh.parse(mesh), pins=tuple(map(Pin.parse, pins or [])))
     chosen = chosen.with_(
         zero_stage=zero_stage or chosen.zero_stage,
+        recompute=recompute or chosen.recompute,
         pipeline=pipeline_with(chosen.pipeline, schedule, micro_batches, chunks, boundaries),
     )
     with console.status("importing") as status:

@@ -18,6 +18,7 @@ from paceline.cli.options import (
     LaunchOption,
     MicroBatches,
     Pins,
+    RecomputeOption,
     Schedule,
     Sets,
     assignments,
@@ -53,6 +54,7 @@ def verify(
     micro_batches: MicroBatches = None,
     chunks: Chunks = None,
     boundaries: Boundaries = None,
+    recompute: RecomputeOption = None,
     launch: LaunchOption = None,
     backend: BackendOption = None,
     json_file: JsonFile = None,
@@ -81,6 +83,7 @@ def verify(
         mesh = str(loaded.mesh)
         zero_stage = zero_stage or loaded.plan().zero_stage
         pinned = loaded.plan().pins
+        recompute = recompute or loaded.plan().recompute
         flow = loaded.plan().pipeline
         micro_batches = micro_batches or loaded.train.micro_batches
         backend = Backend(loaded.backend)
@@ -105,6 +108,7 @@ def verify(
             zero_stage=zero_stage or Plan.zero_stage,
             pins=pinned,
             pipeline=pipeline_with(flow, schedule, micro_batches, chunks, boundaries),
+            recompute=(recompute or Plan.recompute).value,
             tell=status.update,
         )
     report.print(console)

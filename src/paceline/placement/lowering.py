@@ -105,11 +105,17 @@ class _Lowering:
             "val": self.evaluator.empty(node.meta["val"], local_shape(ref.shape, target, self.problem.parts)),
             "backward": self._is_for_backward(ref.node),
             "module": self.reading.meta.get("module") or ref.node.meta.get("module", ""),
-            "rematerialize": self.regather and collective_of(source, target) is Collective.ALL_GATHER,
+            "rematerialize": self._is_made_again(ref.node, source, target),
             "sequence": self.reading.meta.get("sequence"),
             ORIGINS: (origins_of(ref.node)[ref.index].along(target),),
         }
         return new
+
+    def _is_made_again(self, node: Node, source: Placement, target: Placement) -> bool:
+        """Whether what is moved is moved again in the backward pass: where its maker and its reader are made again."""
+        assert self.reading is not None
+        both = bool(node.meta.get("rematerialize") and self.reading.meta.get("rematerialize"))
+        return both or (self.regather and collective_of(source, target) is Collective.ALL_GATHER)
 
     def _is_for_backward(self, node: Node) -> bool:
         """Whether what is written now, a result of `node` or a way to read it, is for the backward pass."""

@@ -18,9 +18,10 @@ from paceline.placement.origins import ORIGINS, origins_of
 from paceline.placement.placements import REPLICATE, Placement, Shape, global_shape
 from paceline.placement.problem import Problem
 from paceline.placement.solver import solve
-from paceline.plan import Axis, Mesh, Plan
+from paceline.plan import Axis, Mesh, Plan, Recompute
 from paceline.program.garbage import collection_held
 from paceline.program.program import Input, Program
+from paceline.program.rematerialize import recomputed
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def place(
     Args:
         program: the global program.
         plan: its mesh's axes are solved one after the other, with the redistributions of the earlier ones in the graph.
-            Its pins are what parameters must be, and its memory is what a rank may hold.
+            Its pins are what parameters must be, its memory is what a rank may hold, and what it computes again is
+            marked.
         split_batch: False computes the whole batch on every rank, for one that is too small to divide.
         held: how ranks hold parameters and buffers already, along each axis; those of another program of the module.
         costs: of operators and redistributions; round figures by default.
@@ -87,6 +89,8 @@ def place(
     """
     plan = Plan(plan) if isinstance(plan, Mesh) else plan
     mesh = plan.mesh
+    if program.training and plan.recompute is not Recompute.NONE:
+        program = recomputed(program, plan.recompute)
     if split_batch:
         check_batch(batch_size(program), mesh)
     meanings = dimensions(program)

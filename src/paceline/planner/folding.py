@@ -78,15 +78,6 @@ def _lies_in(point: tuple[int, ...], box: Box) -> bool:
     return all(index in indices for index, indices in zip(point, box, strict=True))
 
 
-def block_of(name: str) -> str | None:
-    """Return the outermost numbered part that a name lies in, `blocks.3` of `blocks.3.attention.qkv`."""
-    parts = name.split(".")
-    for position, part in enumerate(parts):
-        if _is_number(part) and position:
-            return ".".join(parts[: position + 1])
-    return None
-
-
 def _is_number(part: str) -> bool:
     return part.isdecimal() and str(int(part)) == part
 

@@ -13,8 +13,9 @@ from paceline.placement.placements import Placement, Shard
 from paceline.placement.redistribute import collective_of, is_redistribution, redistribution_of
 from paceline.planner.captured import Captured
 from paceline.planner.explanation import PerBlock, Total, Transfer, What
-from paceline.planner.folding import block_of, fold
+from paceline.planner.folding import fold
 from paceline.program.program import OutputRole
+from paceline.program.rematerialize import block_of
 from paceline.runtime.passes.partition import Partition
 from paceline.runtime.passes.views import is_view
 from paceline.runtime.traffic import HALO, exchanges, is_halo

@@ -7,6 +7,7 @@ differentiated again, so custom `autograd.Function`s and gradients taken inside 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import traceback
 import warnings
@@ -32,6 +33,7 @@ from paceline.program.cross_entropy import rewrite_cross_entropies
 from paceline.program.fake import fake_mode_for
 from paceline.program.loss import add_weight
 from paceline.program.program import Input, InputRole, Output, OutputRole, Program
+from paceline.program.rematerialize import MARK, forward_calls, mark
 from paceline.program.resizing import whole
 from paceline.program.side_effects import contained
 from paceline.program.tidy import merge_tied_inputs, tidy
@@ -150,8 +152,9 @@ def _tracing_contexts(module: nn.Module) -> Iterator[contextlib.AbstractContextM
     # Eager users call backward() outside of autocast; Hugging Face models ask this flag before they call .item().
     yield functorch_config.patch(backward_pass_autocast="off")
     yield mock.patch.object(torch.compiler, "_is_compiling_flag", True)
-    yield mock.patch.object(torch_checkpoint, "_checkpoint_without_reentrant_generator", _marked_region)
-    yield mock.patch.object(torch_checkpoint, "CheckpointFunction", _MarkedRegion)
+    marked = _MarkedRegions()
+    yield mock.patch.object(torch_checkpoint, "_checkpoint_without_reentrant_generator", marked)
+    yield mock.patch.object(torch_checkpoint, "CheckpointFunction", marked)
     of_torch = torch_decompositions._rnn_helper
     yield mock.patch.object(torch_decompositions, "_rnn_helper", partial(decompositions.recurrent_layers, of_torch))
     yield whole()
@@ -166,19 +169,28 @@ def _quiet() -> Iterator[None]:
     yield
 
 
-def _marked_region(*_: Any, **__: Any) -> Generator[None]:
-    """Stands for non-reentrant checkpointing: its operators are marked, the runtime recomputes them."""
-    with fx_traceback.annotate({_RECOMPUTE: True}):
-        yield
+class _MarkedRegions:
+    """Stands for checkpointing: its operators get the number of their region, and the runtime recomputes them.
 
+    Called, it is the non-reentrant variant; `apply` is the reentrant one, which tracing would turn into a program
+    without gradients.
+    """
 
-class _MarkedRegion:
-    """Stands for reentrant checkpointing, which tracing would turn into a program without gradients."""
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
 
-    @staticmethod
-    def apply(function: Any, _preserve_rng_state: bool, *args: Any) -> Any:
-        with fx_traceback.annotate({_RECOMPUTE: True}):
+    def __call__(self, *_: Any, **__: Any) -> Generator[None]:
+        with self._region():
+            yield
+
+    def apply(self, function: Any, _preserve_rng_state: bool, *args: Any) -> Any:
+        with self._region():
             return function(*args)
+
+    def _region(self) -> contextlib.AbstractContextManager[None]:
+        """Mark what is called inside; a region inside of another is a part of it."""
+        outer = fx_traceback.current_meta.get("custom", {}).get(_RECOMPUTE)
+        return fx_traceback.annotate({_RECOMPUTE: next(self._numbers) if outer is None else outer})
 
 
 @contextlib.contextmanager
@@ -269,6 +281,7 @@ def _read(graph_module: torch.fx.GraphModule, module: nn.Module, batch_names: tu
     merge_tied_inputs(program, module)
     add_weight(program)
     rewrite_cross_entropies(program.graph)
+    mark({node: node.meta[MARK] for node in forward_calls(program.graph) if node.meta.get(MARK)})
     return program
 
 
@@ -326,7 +339,8 @@ def _keep_our_meta(node: Node) -> None:
     kept: dict[str, Any] = {
         "backward": node.meta.get("partitioner_tag") == "is_backward",
         "module": custom.get(_MODULE, ""),
-        "rematerialize": bool(custom.get(_RECOMPUTE)) and node.meta.get("partitioner_tag") != "is_backward",
+        # The number of its region, until all is rewritten that is.
+        MARK: node.meta.get("partitioner_tag") != "is_backward" and custom.get(_RECOMPUTE, False),
         # Sums of gradients carry the number of the call that came last, which they are no part of.
         "sequence": None if node.meta.get("is_gradient_acc") else node.meta.get("seq_nr"),
     }

@@ -31,7 +31,7 @@ from paceline.documents.complaints import complaint, complaints
 from paceline.documents.source import read_source
 from paceline.errors import PlacementError, PlanError, RecipeError, ScheduleError, nearest
 from paceline.placement.placements import Partial, parse_placement
-from paceline.plan import Mesh, Pin, PipelinePlan, Plan
+from paceline.plan import Mesh, Pin, PipelinePlan, Plan, Recompute
 from paceline.runtime.fallback_kind import Fallback
 from paceline.schedule import Kind
 from paceline.train.data.config import DataConfig
@@ -127,6 +127,7 @@ class PlanSection(Section):
     compile: Flag = Plan.compile
     pins: Pins = {}
     memory_bytes: Count | None = None
+    recompute: Literal["none", "attention", "blocks"] = "none"
     pipeline: PipelineSection = PipelineSection()
 
 
@@ -298,6 +299,7 @@ class Recipe(Section):
             compile=compiled,
             pins=tuple(Pin.parse(f"{pattern}:{where}") for pattern, where in section.pins.items()),
             memory_bytes=section.memory_bytes,
+            recompute=Recompute.of(section.recompute),
             # What the loader yields is a micro-batch already.
             pipeline=PipelinePlan(micro_batches=1, **dict(section.pipeline)),
         )

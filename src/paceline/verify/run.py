@@ -20,7 +20,7 @@ from torch import nn
 
 from paceline.errors import RecipeError, nearest
 from paceline.placement.fitting import check_batch
-from paceline.plan import Mesh, Pin, PipelinePlan, Plan
+from paceline.plan import Mesh, Pin, PipelinePlan, Plan, Recompute
 from paceline.program.build import Factory, batch_size
 from paceline.program.capture import Batch, capture
 from paceline.program.precision import lift
@@ -62,6 +62,7 @@ def verify(
     zero_stage: int = Plan.zero_stage,
     pins: tuple[Pin, ...] = (),
     pipeline: PipelinePlan = Plan.pipeline,
+    recompute: str = Plan.recompute.value,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Compare a plan with the unmodified module, run serially from the same weights on the same samples.
@@ -80,6 +81,7 @@ def verify(
         zero_stage: see `Plan`.
         pins: see `Plan`.
         pipeline: how micro-batches flow, where the mesh has the axis `pp`.
+        recompute: `none`, `attention` or `blocks`; see `Plan`.
         tell: is told what is being done, in a few words.
 
     Raises:
@@ -95,7 +97,8 @@ def verify(
     choice = Choice.parse(backend)
     subject = Subject(factory, dict(arguments or {}), _choice(Precision, dtype, "dtype"))
     parsed = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    plan = Plan(parsed, zero_stage=zero_stage, pins=pins, pipeline=pipeline)
+    again = Recompute.of(recompute)
+    plan = Plan(parsed, zero_stage=zero_stage, pins=pins, pipeline=pipeline, recompute=again)
     if how is Launch.PROCESSES:
         subject = replace(subject, factory=_name_of(factory))
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as directory:
