@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ BENCHES = {
     "operators": ("paceline.bench.operators", "split operators against PyTorch's tensor parallelism, DDP and FSDP2"),
     "pipelines": ("paceline.bench.pipelines", "schedules against PyTorch's pipelines and what is possible"),
     "models": ("paceline.bench.models", "families of models, each on many meshes, against its serial module"),
+    "predictions": ("paceline.bench.predictions", "published training runs (--data), predicted beside measured"),
     "collectives": ("paceline.bench.collectives", "shared memory against Gloo and the memory's copy speed, by size"),
 }
 
@@ -26,18 +28,30 @@ def bench(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the benchmark.")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="Of predictions: a CSV file of published runs.")
+    ] = None,
+    fit_rows: Annotated[
+        str | None,
+        typer.Option(
+            "--fit-rows",
+            metavar="LIST",
+            help="Of predictions: fit anew to these lines of the file, as in 2,66-89; a file of them; or none.",
+        ),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure against other systems, interleaved, on this machine.
 
         paceline bench data-parallel --json data-parallel.json
         paceline bench collectives --json collectives.json
+        paceline bench predictions --data measured_runs.csv --json predictions.json
 
     Other work on the machine makes the numbers worthless; the spread that is printed tells.
     """
     if name not in BENCHES:
         raise RecipeError(f"there is no benchmark '{name}'; known: {', '.join(BENCHES)}.{nearest(name, BENCHES)}")
-    options = {}
+    options = {key: str(value) for key, value in (("data", data), ("fit_rows", fit_rows)) if value is not None}
     for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not (key and equals):

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from paceline.bench.predictions.configurations import Configuration
+from paceline.bench.predictions.notes import Notes
 from paceline.bench.predictions.rows import Row
 
-# What of a source names a publication, and not where in a repository it was found or how it was extracted.
-_DIGITS = 16
+DIGITS = 16
+"""Of an identity, hexadecimal."""
+_NUMBERS = ("n_layers", "hidden", "heads", "seq_len", "gpus", "tp", "pp", "dp", "cp", "vpp", "micro_batch")
+_WORDS = ("source", "system", "model", "gpu_type", "precision", "recompute")
 
 
-def identity_of(row: Row, configuration: Configuration) -> str:
+def identity_of(row: Row, notes: Notes) -> str:
     """Return a short name for a configuration in a source: equal wherever the same run is told again.
 
-    Line numbers and measured values have no part in it, nor have columns that a configuration does not use.
+    Measured values, their metrics and line numbers have no part in it.
     """
-    split, model, notes = configuration.split, configuration.model, configuration.notes
-    parts = (
-        row.text("source"),
-        row.text("system"),
-        row.text("gpu_type").lower(),
-        model,
-        split,
-        configuration.precision,
-        row.text("precision").lower(),
-        row.text("recompute").lower(),
-        configuration.regions,
-        configuration.zero,
-        configuration.overlap,
-        notes.schedule,
-        notes.variant,
-    )
-    return sha256(repr(parts).encode()).hexdigest()[:_DIGITS]
+    words = [row.text(column).lower() for column in _WORDS]
+    numbers = [row.number(column) for column in (*_NUMBERS, "global_batch")]
+    return sha256(repr((words, numbers, notes.schedule, notes.variant)).encode()).hexdigest()[:DIGITS]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.bench.predictions.rows import Row, Unusable
-from paceline.errors import nearest
 
 
 @dataclass(frozen=True)
@@ -58,5 +57,4 @@ def cluster_name(row: Row) -> str:
             if not machine.cluster:
                 break
             return machine.cluster
-    known = sorted({name for machine in MACHINES if machine.cluster for name in machine.names})
-    raise Unusable(f"no cluster is described for '{given}'" + nearest(kind, known))
+    raise Unusable(f"no cluster is described for '{given}'")

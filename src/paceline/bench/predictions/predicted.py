@@ -33,7 +33,8 @@ class Prediction:
 def predictions(samples: Sequence[Sample], clusters: Mapping[str, Cluster]) -> list[Prediction]:
     """Return a prediction for each sample."""
     found: list[Prediction | None] = [None] * len(samples)
-    for chosen, configurations in _alike(samples):
+    for chosen in grouped(samples):
+        configurations = [samples[index].configuration for index in chosen]
         workload, layouts = described(configurations)
         cluster = clusters[configurations[0].cluster]
         picked = [samples[index] for index in chosen]
@@ -92,8 +93,8 @@ def described(configurations: Sequence[Configuration]) -> tuple[Workload, Layout
     return workload, layouts
 
 
-def _alike(samples: Sequence[Sample]) -> list[tuple[list[int], list[Configuration]]]:
-    """Return which samples can be predicted together, with their configurations."""
+def grouped(samples: Sequence[Sample]) -> list[list[int]]:
+    """Return the places of samples that can be predicted together."""
     groups: dict[tuple[object, ...], list[int]] = {}
     kind: tuple[object, ...]
     for index, sample in enumerate(samples):
@@ -103,4 +104,4 @@ def _alike(samples: Sequence[Sample]) -> list[tuple[list[int], list[Configuratio
         kind = (one.practice, one.cluster, one.precision, one.fused, one.dropout, quantity)
         kind += (model.gated, model.biases, model.causal, model.tied)
         groups.setdefault(kind, []).append(index)
-    return [(chosen, [samples[index].configuration for index in chosen]) for chosen in groups.values()]
+    return list(groups.values())

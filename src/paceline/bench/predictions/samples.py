@@ -77,7 +77,7 @@ def samples_of(rows: Sequence[Row]) -> Samples:
         except Unusable as reason:
             left_out.setdefault(str(reason), []).append(row.line)
             continue
-        identity = identity_of(row, configuration)
+        identity = identity_of(row, configuration.notes)
         number = seen[identity, row.text("metric")]
         seen[identity, row.text("metric")] += 1
         run = _Run(identity, reading.quantity.name if reading.quantity.is_memory else "", number)
