@@ -54,14 +54,12 @@ def block_times(demand: Demand, group: Group, dtype: str) -> Times:
     rates = group.device.rates
     forward = group.slowdown * pass_seconds(demand.forward, group.device, dtype)
     backward = group.slowdown * pass_seconds(demand.backward, group.device, dtype)
-    host = rates.launch_s * (demand.forward.launches + demand.backward.launches)
+    host = rates.launch_s * (demand.forward.launches + demand.backward.launches) + rates.message_s * demand.messages
     device = forward + backward
     calls = together(device, host, rates.launch_power)
     share = np.where(device > 0, forward / np.where(device > 0, device, 1.0), 0.0)
-    sent = sum(demand.network.values(), start=np.zeros(())) * rates.collective
-    whole = together(device + sent, host + rates.message_s * demand.messages, rates.launch_power)
-    part = np.where(sent > 0, (whole - calls) / np.where(sent > 0, sent, 1.0), 0.0) * rates.collective
-    return Times(share * calls, (1 - share) * calls, {axis: part * each for axis, each in demand.network.items()})
+    sent = {axis: rates.collective * each for axis, each in demand.network.items()}
+    return Times(share * calls, (1 - share) * calls, sent)
 
 
 def together(left: Numbers, right: Numbers, power: float) -> Numbers:
@@ -76,7 +74,7 @@ def pass_seconds(demand: PassDemand, device: Device, dtype: str) -> Numbers:
     peak = device.peak.get(dtype) or max(device.peak.values())
     touched = demand.touched / (device.bandwidth * device.rates.memory)
     attention = demand.attention / (peak * device.rates.attention)
-    return np.asarray(product_seconds(demand.products, device, peak) + attention + touched)
+    return np.asarray(product_seconds(demand.products, device, peak) + attention + touched + device.rates.gap_s * demand.launches)
 
 
 def product_seconds(products: Products, device: Device, peak: float) -> Numbers:

@@ -19,7 +19,7 @@ from paceline.simulator.layouts import Layouts
 from paceline.simulator.step_seconds import step_demand, step_parts
 from paceline.simulator.workload import Numbers, Workload
 
-NOISE = 0.05
+NOISE = 0.1
 """Error of a good row, in logarithms: what residuals are measured in."""
 
 IDENTIFIED = 0.7
@@ -46,8 +46,9 @@ PRIORS: Mapping[str, Prior] = {
     "m_half": Prior(60, 1.0),
     "unaligned": Prior(0.4, 0.5),
     "memory": Prior(0.8, 0.3),
-    "launch_s": Prior(25e-6, 0.5),
-    "launch_power": Prior(4.0, 0.5),
+    "launch_s": Prior(45e-6, 0.3),
+    "gap_s": Prior(10e-6, 0.5),
+    "launch_power": Prior(4.0, 0.3),
     "message_s": Prior(60e-6, 1.0),
     "optimizer": Prior(1.0, 0.4),
     "transfer": Prior(1.5, 0.7),
@@ -108,7 +109,7 @@ def with_rates(cluster: Cluster, rates: Rates) -> Cluster:
     return replace(cluster, groups=groups)
 
 
-def fit(rows: Sequence[Measured], start: Rates, *, priors: Mapping[str, Prior] = PRIORS, hold: float = 0.3) -> Fitted:
+def fit(rows: Sequence[Measured], start: Rates, *, priors: Mapping[str, Prior] = PRIORS, hold: float = 2.0) -> Fitted:
     """Return the coefficients under which rows and priors are likeliest.
 
     Args:

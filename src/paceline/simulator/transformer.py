@@ -53,6 +53,7 @@ class Shape:
         tied: the head reads the embedding's table.
         dropout: there is some, so masks are kept.
         positions: learned ones.
+        scattered: ranks of `tp` send a part each of what goes to the next stage, which gathers it.
     """
 
     layers: Numbers
@@ -69,6 +70,7 @@ class Shape:
     tied: bool
     dropout: bool
     positions: Numbers
+    scattered: bool
 
     @property
     def head(self) -> Numbers:
@@ -107,6 +109,7 @@ def transformer(
     tied: bool = True,
     dropout: bool = False,
     positions: Scalar = 0,
+    scattered: bool = False,
     precision: Precision | None = None,
     name: str = "transformer",
 ) -> Workload:
@@ -135,6 +138,7 @@ def transformer(
         tied=tied,
         dropout=dropout,
         positions=number(positions),
+        scattered=scattered,
     )
     return Workload(
         name=name,
@@ -185,7 +189,7 @@ def _attention(shape: Shape) -> list[Work]:
             Work(Kind.ATTENTION, Pass.BACKWARD, dims, heads, 10 * share, launches=3),
         ]
     # scores, mask and softmax in one call, dropout in another; each is written once and read once
-    passes = 6.0 if shape.dropout else 4.0
+    passes = 4.5 if shape.dropout else 2.0
     scores = HALF * shape.scores
     forward = [
         Work(Kind.PRODUCT, Pass.FORWARD, (queries, keys, size), heads, selective=True),
@@ -228,7 +232,7 @@ def _layer(shape: Shape) -> Block:
         messages=tuple(messages),
         parameters=tuple(_layer_parameters(shape)),
         kept=_layer_kept(shape),
-        output=Amount(HALF * s * h, REGION),
+        output=Amount(HALF * s * h, SPLIT if shape.scattered else REGION),
     )
 
 
@@ -282,7 +286,7 @@ def _embedding(shape: Shape) -> Block:
         messages=(Message(Collective.ALL_REDUCE, Along.TP, Amount(HALF * s * h, SAMPLE), Pass.FORWARD),),
         parameters=(Amount(shape.vocabulary * h, FEATURES), Amount(shape.positions * h)),
         kept=dict.fromkeys(Recompute, kept),
-        output=Amount(HALF * s * h, REGION),
+        output=Amount(HALF * s * h, SPLIT if shape.scattered else REGION),
     )
 
 
