@@ -68,22 +68,37 @@ def stage_layers(block: Block, layouts: Layouts) -> Numbers:
 def _on_rank(workload: Workload, layouts: Layouts, flying: _InFlight, has_first: Flags, has_last: Flags) -> Footprint:
     """Return what a rank at an end of the pipeline holds."""
     held = _occurrences(workload, layouts, has_first, has_last)
-    elements = _sum(times * _elements(block, layouts) for block, times in held)
-    elements = elements + _sum(times * ~has_first * _copied(block, layouts) for block, times in held)
     repeats = [block.repeats for block, _ in held]
     begin = repeats.index(True) if any(repeats) else len(repeats)
     kept = _sum(
         times
-        * _kept(block, layouts)
+        * kept_bytes(block, layouts)
         * (flying.layers if block.repeats else flying.before if index < begin else flying.after)
         for index, (block, times) in enumerate(held)
     )
+    return rank_footprint(workload, layouts, held, ~has_first, kept)
+
+
+def rank_footprint(
+    workload: Workload, layouts: Layouts, held: list[tuple[Block, Numbers]], copies: Flags, activations: Numbers
+) -> Footprint:
+    """Return what a rank with some blocks holds.
+
+    Args:
+        workload: which they belong to.
+        layouts: how the step is split.
+        held: blocks, each with how often it occurs on the rank.
+        copies: whether parameters that blocks share with earlier ones are copies here.
+        activations: bytes that are kept of all micro-batches in flight.
+    """
+    elements = _sum(times * _elements(block, layouts) for block, times in held)
+    elements = elements + _sum(times * copies * _copied(block, layouts) for block, times in held)
     precision = workload.precision
     return Footprint(
         parameters=elements * precision.parameter / np.where(layouts.zero >= 3, layouts.fsdp, 1),
         gradients=elements * precision.gradient / np.where(layouts.zero >= 2, layouts.fsdp, 1),
         optimizer=elements * precision.optimizer / _sharing(layouts),
-        activations=kept,
+        activations=activations,
         buffers=_buffers(workload, layouts, held),
     )
 
@@ -148,12 +163,12 @@ def _copied(block: Block, layouts: Layouts) -> Numbers:
     return _sum(piece.on(layouts) for piece in block.shared)
 
 
-def _kept(block: Block, layouts: Layouts, policy: Recompute | None = None) -> Numbers:
+def kept_bytes(block: Block, layouts: Layouts, policy: Recompute | None = None) -> Numbers:
     """Return bytes that one occurrence keeps of one micro-batch, under a policy or else each layout's own."""
     if policy is not None:
         return _sum(piece.on(layouts) for piece in block.kept[policy])
     return np.select(
-        [layouts.recompute == one.value for one in Recompute], [_kept(block, layouts, one) for one in Recompute]
+        [layouts.recompute == one.value for one in Recompute], [kept_bytes(block, layouts, one) for one in Recompute]
     )
 
 
@@ -163,7 +178,7 @@ def _buffers(workload: Workload, layouts: Layouts, held: list[tuple[Block, Numbe
     gathers = (layouts.zero >= 3) & (layouts.fsdp > 1)
     scatters = (layouts.zero >= 2) & (layouts.fsdp > 1)
     again = _largest(
-        np.maximum(_kept(block, layouts, Recompute.NONE) - _kept(block, layouts), 0) * (times > 0)
+        np.maximum(kept_bytes(block, layouts, Recompute.NONE) - kept_bytes(block, layouts), 0) * (times > 0)
         for block, times in held
     )
     working = _largest(block.workspace.on(layouts) * (times > 0) for block, times in held)

@@ -92,8 +92,8 @@ def step_parts(demand: StepDemand, workload: Workload, layouts: Layouts, cluster
     alone = np.where(layouts.pp > 1, 0.0, 1.0)
     rank = repeated + after + before.scaled(alone)
     transfer = rates.transfer * demand.transfer_s
-    doublings = _doublings(layouts, cluster)
-    growth = 1 + rates.growth * doublings
+    hosts = doublings(layouts, cluster)
+    growth = 1 + rates.growth * hosts
     often = growth * layouts.micro_batches
     beside = repeated.backward + after.backward
     return Parts(
@@ -104,8 +104,8 @@ def step_parts(demand: StepDemand, workload: Workload, layouts: Layouts, cluster
             **demand.sums.exposed(beside, layouts, rates.overlap, rates.exchange),
         },
         bubble_s=growth * (waits(layouts) * (repeated.total + transfer) + (1 - alone) * before.total),
-        optimizer_s=_optimizer(demand.parameters, workload, layouts, cluster),
-        constant_s=np.asarray(rates.step_s + rates.step_growth_s * doublings),
+        optimizer_s=update_seconds(demand.parameters, workload, layouts, cluster),
+        constant_s=np.asarray(rates.step_s + rates.step_growth_s * hosts),
     )
 
 
@@ -141,7 +141,7 @@ def _parameters(workload: Workload, layouts: Layouts) -> Numbers:
     return np.asarray(repeated + once)
 
 
-def _optimizer(parameters: Numbers, workload: Workload, layouts: Layouts, cluster: Cluster) -> Numbers:
+def update_seconds(parameters: Numbers, workload: Workload, layouts: Layouts, cluster: Cluster) -> Numbers:
     """Return seconds of the update: state is read and written, gradients are read, parameters are written."""
     precision, device = workload.precision, cluster.slowest.device
     each = 2 * precision.optimizer + precision.gradient + precision.parameter
@@ -149,7 +149,7 @@ def _optimizer(parameters: Numbers, workload: Workload, layouts: Layouts, cluste
     return np.asarray(device.rates.optimizer * each * parameters / parts / (device.bandwidth * device.rates.memory))
 
 
-def _doublings(layouts: Layouts, cluster: Cluster) -> Numbers:
+def doublings(layouts: Layouts, cluster: Cluster) -> Numbers:
     """Return the logarithm, to base 2, of how many of the innermost level's domains take part."""
     host = cluster.levels[0].devices or cluster.devices
     return np.asarray(np.log2(np.maximum(layouts.devices / host, 1.0)))
