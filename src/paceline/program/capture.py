@@ -131,6 +131,29 @@ def capture(module: nn.Module, batch: Batch, *, autocast: torch.dtype | None = N
     return _read(joint.graph_module, module, tuple(batch_leaves(batch)))
 
 
+def rehearse(
+    module: nn.Module, batch: Batch, watching: contextlib.AbstractContextManager[Any], autocast: torch.dtype | None
+) -> None:
+    """Run the forward pass on tensors without data as `capture` does, to be watched by what is entered last.
+
+    Raises:
+        CaptureError: the forward pass fails; the message shows the user's own line.
+    """
+    wrapper = _Traced(module, autocast)
+    try:
+        with contextlib.ExitStack() as stack:
+            mode = stack.enter_context(fake_mode_for([*module.parameters(), *batch_leaves(batch).values()]))
+            for context in _tracing_contexts(module):
+                stack.enter_context(context)
+            args, kwargs = torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, as_call(batch))
+            stack.enter_context(watching)
+            wrapper(*args, **kwargs)
+    except CaptureError:
+        raise
+    except Exception as error:  # see `capture`
+        raise CaptureError(_explain(error)) from error
+
+
 def batch_leaves(batch: Batch) -> dict[str, Any]:
     """Return the leaves of a batch by name: `0`, `labels`, `inputs.pixels`. Programs name their batch inputs so."""
     leaves, _ = torch.utils._pytree.tree_flatten_with_path(as_call(batch))
@@ -349,4 +372,4 @@ def _keep_our_meta(node: Node) -> None:
     node.meta = kept
 
 
-__all__ = ["Batch", "LossOf", "as_call", "batch_leaves", "capture", "loss_of"]
+__all__ = ["Batch", "LossOf", "as_call", "batch_leaves", "capture", "loss_of", "rehearse"]
