@@ -80,6 +80,8 @@ def model_of(row: Row, practice: Practice, notes: Notes) -> Model:
     gated = notes.gated(family if practice.gated is None else practice.gated)
     ffn, vocabulary = given("ffn", "ffn"), given("vocab", "vocabulary")
     learned = notes.learned_positions(not family if practice.positions is None else practice.positions)
+    parts = row.whole("tp") or 1
+    pads = practice.pads and (parts > 1 or practice.pads_alone)
     words = vocabulary or (_BERT_WORDS if "bert" in name else practice.vocabulary)
     return Model(
         name=row.text("model"),
@@ -89,7 +91,7 @@ def model_of(row: Row, practice: Practice, notes: Notes) -> Model:
         kv_heads=given("kv_heads", "kv_heads") or heads,
         ffn=ffn or (int(8 * hidden / 3 / 64) * 64 if gated else 4 * hidden),
         sequence=sequence,
-        vocabulary=_padded(words, 128 * (row.whole("tp") or 1)) if practice.pads else words,
+        vocabulary=_padded(words, 128 * parts) if pads else words,
         positions=sequence if learned else 0,
         gated=gated,
         biases=notes.biases(not family if practice.biases is None else practice.biases),

@@ -71,6 +71,7 @@ def described(configurations: Sequence[Configuration]) -> tuple[Workload, Layout
         tied=first.model.tied,
         fused=first.fused,
         dropout=first.dropout,
+        scattered=first.practice.scattered,
         precision=Precision(dtype=first.precision, gradient=first.practice.gradient),
         name=first.practice.name,
     )
