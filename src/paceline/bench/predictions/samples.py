@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from paceline.bench.predictions.configurations import Configuration, configuration_of
@@ -87,6 +87,9 @@ def samples_of(rows: Sequence[Row]) -> Samples:
 
 
 def _least_derived(ways: Sequence[Sample]) -> Sample:
+    """Return the way of telling a run that is closest to a measurement, configured as the longest notes have it."""
     best = min(ways, key=lambda sample: (_ORDER.index(sample.reading.quantity), sample.row.line))
     lines = tuple(sorted(sample.row.line for sample in ways))
-    return Sample(best.row, lines, best.identity, best.configuration, best.reading)
+    told = max(ways, key=lambda sample: len(sample.configuration.notes.text)).configuration
+    configuration = replace(told, notes=best.configuration.notes)
+    return Sample(best.row, lines, best.identity, configuration, best.reading)
