@@ -18,6 +18,7 @@ class Rates:
         k_half, n_half, m_half: the inner dimension, columns and rows at which a product takes twice its ideal time.
         unaligned: share of its speed that a product keeps where rows, columns or inner dimension are no multiple of 8.
         attention: share of the peak that fused attention reaches.
+        narrow: share of `matmul` that large products in 8 or 4 bits reach of their own peak.
         memory: share of the memory's bandwidth that elementwise work reaches.
         launch_s: seconds that the host takes to start a call.
         gap_s: seconds that a device takes for a call beside its work, to fill and to drain.
@@ -41,6 +42,7 @@ class Rates:
     m_half: float = 100.0
     unaligned: float = 1.0
     attention: float = 0.4
+    narrow: float = 0.85
     memory: float = 0.8
     launch_s: float = 5e-6
     gap_s: float = 0.0

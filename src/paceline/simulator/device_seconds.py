@@ -10,6 +10,16 @@ from paceline.cluster.cluster import Device, Group
 from paceline.simulator.demands import AXES, Demand, PassDemand, Products
 from paceline.simulator.workload import Numbers
 
+NARROW = ("float8", "float4")
+"""Types to which operands are cast for products alone."""
+
+CAST_BYTES = 8 / 3
+"""Bytes that casts move for each element of a product's first operand.
+
+Inputs and gradients are each read in 16 bits and written twice in 8, as they are and transposed, for the three products
+of a layer: 4 bytes for two of the three first operands.
+"""
+
 ALIGNED = 8
 """Elements of 16 bytes: what tensor cores load at once."""
 
@@ -70,11 +80,31 @@ def together(left: Numbers, right: Numbers, power: float) -> Numbers:
 
 
 def pass_seconds(demand: PassDemand, device: Device, dtype: str) -> Numbers:
-    """Return the seconds of a pass on a device that is never kept waiting."""
-    peak = device.peak.get(dtype) or max(device.peak.values())
-    touched = demand.touched / (device.bandwidth * device.rates.memory)
-    attention = demand.attention / (peak * device.rates.attention)
-    return np.asarray(product_seconds(demand.products, device, peak) + attention + touched + device.rates.gap_s * demand.launches)
+    """Return the seconds of a pass on a device that is never kept waiting.
+
+    Products in 8 or 4 bits read operands that were cast, which costs memory traffic; attention stays in 16 bits.
+    """
+    rates = device.rates
+    peak, wide = peak_of(device, dtype), peak_of(device, wide_of(dtype))
+    touched = demand.touched
+    if dtype in NARROW:
+        rows, _, inner = demand.products.sizes
+        touched = touched + CAST_BYTES * np.sum(rows * inner, axis=0)
+        peak = peak * rates.narrow
+    attention = demand.attention / (wide * rates.attention)
+    moved = touched / (device.bandwidth * rates.memory)
+    gaps = rates.gap_s * demand.launches
+    return np.asarray(product_seconds(demand.products, device, peak) + attention + moved + gaps)
+
+
+def wide_of(dtype: str) -> str:
+    """Return the type of what a step does not do in 8 or 4 bits: attention, and products outside of layers."""
+    return "bfloat16" if dtype in NARROW else dtype
+
+
+def peak_of(device: Device, dtype: str) -> float:
+    """Return the peak for a type, or the highest one where a device has none for it."""
+    return device.peak.get(dtype) or max(device.peak.values())
 
 
 def product_seconds(products: Products, device: Device, peak: float) -> Numbers:

@@ -44,6 +44,8 @@ PRIORS: Mapping[str, Prior] = {
     "k_half": Prior(150, 1.0),
     "n_half": Prior(60, 1.0),
     "m_half": Prior(60, 1.0),
+    "attention": Prior(0.5, 0.3),
+    "narrow": Prior(0.85, 0.1),
     "unaligned": Prior(0.4, 0.5),
     "memory": Prior(0.8, 0.3),
     "launch_s": Prior(45e-6, 0.3),

@@ -82,7 +82,8 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
     """Return what replicas exchange for so many parameters on one rank, before `fsdp` splits them.
 
     ZeRO 1 and 2 add gradients up in parts and gather updated parameters once; 3 gathers parameters for each pass of
-    each micro-batch, and scatters its gradients. Where the batch is split twice, `dp` sums what `fsdp` has scattered.
+    each micro-batch, and scatters its gradients. A distributed optimizer's updated parameters are gathered beside the
+    forward pass that needs them. Where the batch is split twice, `dp` sums what `fsdp` has scattered.
     """
     inner = layouts.tp * layouts.hw * layouts.sp
     outer = inner * layouts.fsdp
@@ -93,11 +94,16 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
     distributed = np.where(~sharded & (layouts.zero > 0), 1.0, 0.0)
     plain = 1.0 - distributed
 
+    # parts of the sequence hold the same parameters: they take part in the sums of replicas
+    alone = layouts.fsdp == 1
+    size = np.where(alone, layouts.dp * layouts.sp, layouts.dp)
+    stride = np.where(alone, layouts.tp * layouts.hw, outer)
+
     def fsdp(kind: str, nbytes: Numbers, times: Numbers, *, hidden: bool = True) -> Exchange:
         return Exchange("fsdp", kind, nbytes, layouts.fsdp, inner, times, hidden)
 
-    def dp(kind: str, nbytes: Numbers, times: Numbers, *, hidden: bool = True) -> Exchange:
-        return Exchange("dp", kind, nbytes, layouts.dp, outer, times, hidden)
+    def dp(kind: str, nbytes: Numbers, times: Numbers) -> Exchange:
+        return Exchange("dp", kind, nbytes, size, stride, times, hidden=True)
 
     return [
         fsdp("reduce_scatter", gradients, full + once),
@@ -105,5 +111,5 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
         fsdp("all_gather", values, once, hidden=False),
         dp("all_reduce", gradients / layouts.fsdp, plain),
         dp("reduce_scatter", gradients, distributed),
-        dp("all_gather", values, distributed, hidden=False),
+        dp("all_gather", values, distributed),
     ]

@@ -11,7 +11,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.cluster.collectives import collective_seconds
 from paceline.simulator.bubbles import waits
 from paceline.simulator.demands import Demand, block_demand
-from paceline.simulator.device_seconds import NOTHING, Times, block_times
+from paceline.simulator.device_seconds import NOTHING, Times, block_times, wide_of
 from paceline.simulator.gradient_sums import Exchange, Sums, exchanges, sums
 from paceline.simulator.layouts import Layouts
 from paceline.simulator.workload import Block, Numbers, Workload
@@ -84,11 +84,12 @@ def step_parts(demand: StepDemand, workload: Workload, layouts: Layouts, cluster
     group, dtype = cluster.slowest, workload.precision.dtype
     rates = group.device.rates
 
-    def total(pairs: tuple[tuple[Demand, Numbers], ...]) -> Times:
+    def total(pairs: tuple[tuple[Demand, Numbers], ...], dtype: str) -> Times:
         times = (block_times(each, group, dtype).scaled(often) for each, often in pairs)
         return sum(times, start=NOTHING)
 
-    before, repeated, after = total(demand.before), total(demand.repeated), total(demand.after)
+    wide = wide_of(dtype)
+    before, repeated, after = total(demand.before, wide), total(demand.repeated, dtype), total(demand.after, wide)
     alone = np.where(layouts.pp > 1, 0.0, 1.0)
     rank = repeated + after + before.scaled(alone)
     transfer = rates.transfer * demand.transfer_s
