@@ -30,7 +30,6 @@ _RECOMPUTED = {
     "selective layer": Recompute.SELECTIVE,
 }
 _FORMATS = {
-    "": "bfloat16",
     "fp16": "float16",
     "fp16 mixed": "float16",
     "float16": "float16",
@@ -65,6 +64,7 @@ class Configuration:
         fused, dropout: as in `simulator.transformer`.
         recompute, regions, zero, overlap: as in `simulator.layouts`.
         notes: what the row's notes say.
+        assumed: columns that nothing in the row fixes, so that the practice of its source stands for them.
     """
 
     practice: Practice
@@ -79,11 +79,7 @@ class Configuration:
     zero: int
     overlap: bool
     notes: Notes
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """Columns that nothing in the row fixes, so that the practice of its source stands for them."""
-        return (*self.model.assumed, *self.split.assumed)
+    assumed: tuple[str, ...]
 
 
 def configuration_of(row: Row) -> Configuration:
@@ -99,7 +95,7 @@ def configuration_of(row: Row) -> Configuration:
     cluster = cluster_name(row)
     split = split_of(row, practice, notes, model.layers)
     recompute = row.text("recompute").lower()
-    policy, precision = recompute.replace("+sp", "").strip(), row.text("precision").lower()
+    policy, precision = recompute.replace("+sp", "").strip(), row.text("precision").lower() or practice.precision
     if policy not in _RECOMPUTED:
         raise Unusable(f"the recomputation '{recompute}' is not known")
     if precision not in _FORMATS:
@@ -117,4 +113,5 @@ def configuration_of(row: Row) -> Configuration:
         zero=notes.zero(practice.zero),
         overlap=notes.overlap(practice.overlap),
         notes=notes,
+        assumed=(*model.assumed, *split.assumed, *(() if row.text("precision") else ("precision",))),
     )
