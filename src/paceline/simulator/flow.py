@@ -145,6 +145,14 @@ class Flow:
                     now -= held[action.stage]
         return found
 
+    def at_latest(self, others: Sequence[Flow]) -> Flow:
+        """Return it with the latest ends of any; others are of other replicas."""
+        last_began, last_ended, ended = (
+            np.max([getattr(each, name) for each in (self, *others)], axis=0)
+            for name in ("last_began", "last_ended", "ended")
+        )
+        return replace(self, last_began=last_began, last_ended=last_ended, ended=ended)
+
     def later(self, micro_batches: int, seconds: float | Numbers, of_ranks: float | Numbers) -> Flow:
         """Return it with more micro-batches, its stages and ranks so many seconds later."""
         return replace(
