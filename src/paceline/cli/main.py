@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.cli.bench import bench
+from paceline.cli.calibrate import calibrate
 from paceline.cli.goodput import goodput
 from paceline.cli.plan import plan
 from paceline.cli.schedule import HELP as SCHEDULE_HELP
@@ -71,6 +72,7 @@ app.command()(train)
 app.command()(verify)
 app.command()(plan)
 app.command(help=SCHEDULE_HELP)(schedule)
+app.command()(calibrate)
 app.command()(bench)
 app.command()(goodput)
 

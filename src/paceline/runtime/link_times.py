@@ -7,11 +7,9 @@ memory add up or gather is measured where it lies in a step: sums of gradients i
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -24,6 +22,7 @@ from paceline.program.fake import fake_mode
 from paceline.runtime import collectives
 from paceline.runtime.binding import AxisGroup
 from paceline.runtime.executor import Executor
+from paceline.runtime.exemplars import clock_of
 from paceline.runtime.peers import Peers
 from paceline.shm import Exchange
 
@@ -77,16 +76,32 @@ class MeasuredCollectives:
 
 
 def measured_collectives(
-    peers: Peers, mesh: Mesh, *, sizes: Sequence[int] = SIZES, kinds: Sequence[str] = KINDS
+    peers: Peers,
+    mesh: Mesh,
+    *,
+    sizes: Sequence[int] = SIZES,
+    kinds: Sequence[str] = KINDS,
+    tell: Callable[[str], None] = lambda what: None,
 ) -> MeasuredCollectives:
-    """Return what collectives take along each axis of a mesh; a collective of all ranks of the job."""
-    device, points = peers.devices[0], {}
-    for axis, parts in mesh.axes:
-        if parts > 1 and not peers.alone:
-            ways = _Ways(peers.executor, peers.groups[axis], axis, parts, device)
-            points[axis] = {
-                kind: [(float(size), _measure(ways.call(kind, size), size, device)) for size in sizes] for kind in kinds
-            }
+    """Return what collectives take along each axis of a mesh; a collective of all ranks of the job.
+
+    Args:
+        peers: the ranks.
+        mesh: that they were connected with.
+        sizes: bytes of whole tensors.
+        kinds: of `KINDS`.
+        tell: told of each kind before it is measured.
+    """
+    device = peers.devices[0]
+    points: dict[str, dict[str, Points]] = {}
+    for axis, parts in mesh.axes if not peers.alone else ():
+        if parts == 1:
+            continue
+        ways = _Ways(peers.executor, peers.groups[axis], axis, parts, device)
+        points[axis] = {}
+        for kind in kinds:
+            tell(f"{kind} along {axis}")
+            points[axis][kind] = [(float(size), _measure(ways.call(kind, size), size, device)) for size in sizes]
     return MeasuredCollectives(points)
 
 
@@ -155,26 +170,20 @@ class _Ways:
 
 
 def _measure(call: Callable[[], object], nbytes: int, device: torch.device) -> float:
-    """Return the median of the slowest rank's seconds."""
+    """Return the lower quartile of the slowest rank's seconds; what is above it, others may have caused."""
     other = torch.zeros(_OTHER_ELEMENTS, device=device)
-    found = []
+    clock, found = clock_of(device), []
     call()
     for _ in range(max(_LEAST, min(_MOST, _BYTES_OF_A_TURN // nbytes))):
         other.add_(1.0)
-        _synchronize(device)
         dist.barrier()
-        began = time.perf_counter()
+        clock.start()
         call()
-        _synchronize(device)
-        found.append(time.perf_counter() - began)
+        clock.stop("call")
+        found.append(clock.laps()["call"].seconds)
     slowest = torch.tensor(found, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(median(slowest.tolist()))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return float(torch.quantile(slowest, 0.25))
 
 
 def _graph(kind: str, given: Tensor, axis: str, parts: int) -> Graph:

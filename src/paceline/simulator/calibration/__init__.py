@@ -1,0 +1,1 @@
+"""What `paceline calibrate` does: probes on the ranks of a job, coefficients that explain them, and a cluster of it."""
