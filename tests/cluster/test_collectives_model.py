@@ -144,7 +144,7 @@ def test_sums_in_switches_pay_for_many_members_only() -> None:
     four, eight = (
         seconds(without, "all_reduce", 8e9, n, 1) / seconds(cluster, "all_reduce", 8e9, n, 1) for n in (4, 8)
     )
-    assert four < 1.03
+    assert four < 1.05
     assert 1.25 < eight < 1.4
     assert seconds(without, "all_gather", 8e9, 8, 1) == seconds(cluster, "all_gather", 8e9, 8, 1)
 

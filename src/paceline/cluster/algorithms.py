@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cluster.fabric import Fabric
 from paceline.cluster.reach import Crossing
 
 Numbers = NDArray[np.float64]
@@ -54,6 +55,11 @@ class Priced:
         return np.where(self.crossing.crossed, share / self.rate, 0.0)
 
 
+def start(crossed: Sequence[Crossing]) -> Numbers:
+    """Return seconds before the first step: those of the level that takes longest to start."""
+    return _largest([np.where(it.crossed, it.level.start_s, 0.0) for it in crossed])
+
+
 def ring(levels: Levels, size: Numbers) -> Line:
     """Gather, or reduce and scatter: data pass every member in turn, as fast as the slowest level lets them."""
     slowest = _largest([level.moves(1.0) for level in levels])
@@ -61,14 +67,17 @@ def ring(levels: Levels, size: Numbers) -> Line:
 
 
 def by_level(levels: Levels) -> Line:
-    """Gather, or reduce and scatter, by rings inside a host, then among hosts, and so on, one after the other."""
+    """Gather, or reduce and scatter, by rings inside a host, then among hosts, and so on, one after the other.
+
+    So do exchanges of ranks that share memory; NCCL has rings only.
+    """
     waits = [level.waits(level.crossing.domains - 1) for level in levels]
     return Line(_sum(waits), _sum([level.moves(_all_but_one(level)) for level in levels]))
 
 
 def tree(levels: Levels) -> Line:
     """Reduce to a root and broadcast from it, by two binary trees, each of half the data, so that all links work."""
-    slowest = _largest([level.moves(_tree_share(level)) for level in levels])
+    slowest = _largest([level.moves(2.0) for level in levels])
     return Line(2 * _sum([level.waits(_depth(level)) for level in levels]), slowest)
 
 
@@ -79,15 +88,16 @@ def reduced_by_level(levels: Levels) -> Line:
     for index, level in enumerate(levels):
         is_last = outermost == index
         waits.append(2 * level.waits(np.where(is_last, _depth(level), level.crossing.domains - 1)))
-        moves.append(level.moves(np.where(is_last, _tree_share(level), 2 * _all_but_one(level))))
+        moves.append(level.moves(np.where(is_last, 2.0, 2 * _all_but_one(level))))
     return Line(_sum(waits), _sum(moves))
 
 
 def in_switch(levels: Levels) -> Line:
     """Sum in the switches of the levels that can, by trees in the others, all of them at once, piece by piece.
 
-    A member sends what is to be summed and one part of the sums, and gets as much: 1 + 1 / members of the tensor.
-    Groups to which no switch is of use never take it.
+    A member sends what is to be summed and one part of the sums, and gets as much: 1 + 1 / members of the tensor. In
+    the trees, two hosts send each other everything once; of more, each sends everything twice. Groups to which no
+    switch is of use never take it.
     """
     waits, moves = [], []
     helps = np.zeros(np.shape(levels[0].rate), dtype=np.bool_)
@@ -95,10 +105,10 @@ def in_switch(levels: Levels) -> Line:
         share = level.crossing.level.in_switch
         if share is None:
             waits.append(2 * level.waits(_depth(level)))
-            moves.append(level.moves(_tree_share(level)))
+            moves.append(level.moves(np.where(level.crossing.domains > 2, 2.0, 1.0)))
         else:
-            waits.append(2 * level.waits(1.0))
-            moves.append(level.moves((1 + 1 / level.crossing.domains) * level.crossing.level.efficiency / share))
+            waits.append(np.where(level.crossing.crossed, level.crossing.level.in_switch_s, 0.0))
+            moves.append(level.moves((1 + 1 / level.crossing.domains) * level.crossing.efficiency / share))
             helps = helps | level.crossing.crossed
     return Line(np.where(helps, _sum(waits), np.inf), _largest(moves))
 
@@ -147,13 +157,13 @@ def _all_but_one(level: Priced) -> Numbers:
 
 
 def _depth(level: Priced) -> Numbers:
-    """Return how many levels a binary tree over the domains has."""
-    return np.ceil(np.log2(np.maximum(level.crossing.domains, 1.0)))
-
-
-def _tree_share(level: Priced) -> Numbers:
-    """Return how many times all data a domain sends in two binary trees: once to one other, else twice."""
-    return np.where(level.crossing.domains > 2, 2.0, 1.0)
+    """Return how many steps a tree over the domains has: among hosts a binary one, a chain inside a host."""
+    crossing = level.crossing
+    if crossing.level.fabric is Fabric.TORUS:
+        return crossing.steps
+    if crossing.level.fabric in (Fabric.NVLINK, Fabric.PCIE):
+        return crossing.domains - 1
+    return np.ceil(np.log2(np.maximum(crossing.domains, 1.0)))
 
 
 def _outermost(levels: Levels) -> NDArray[np.int64]:

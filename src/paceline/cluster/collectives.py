@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from paceline.cluster import algorithms
 from paceline.cluster.algorithms import Line, Priced
 from paceline.cluster.cluster import Cluster
+from paceline.cluster.fabric import Fabric
 from paceline.cluster.measured import measured_seconds
 from paceline.cluster.reach import Crossing, Groups, crossings
 from paceline.errors import ClusterError, nearest
@@ -47,9 +48,11 @@ def collective_seconds(
     check_kind(kind)
     count, sizes, strides, shared = _broadcast(nbytes, size, stride, sharing)
     distinct, which = _distinct(sizes, strides, shared)
+    crossed = _crossed(cluster, kind, *distinct)
     seconds = np.full_like(count, np.inf)
-    for line in _lines(cluster, kind, *distinct):
+    for line in _lines(kind, crossed, distinct[0]):
         seconds = np.minimum(seconds, line.wait_s[which] + count * line.per_byte_s[which])
+    seconds = seconds + algorithms.start(crossed)[which]
     seconds = measured_seconds(cluster, kind, count, sizes, strides, seconds)
     return np.where((sizes > 1) & (count > 0), seconds, 0.0)
 
@@ -83,12 +86,15 @@ def check_kind(kind: str) -> None:
         raise ClusterError(f"'{kind}' is no collective.{nearest(kind, KINDS)} Known: {', '.join(KINDS)}.")
 
 
-def _lines(cluster: Cluster, kind: str, size: Numbers, stride: Numbers, sharing: Numbers) -> list[Line]:
-    """Return what each algorithm takes, sent with a handshake and, where a level knows the difference, without."""
+def _crossed(cluster: Cluster, kind: str, size: Numbers, stride: Numbers, sharing: Numbers) -> list[Crossing]:
     peers = np.maximum(size - 1, 1.0) if kind == "all_to_all" else np.ones_like(size)
-    crossed = crossings(cluster, Groups(size, stride, sharing, peers))
+    return crossings(cluster, Groups(size, stride, sharing, peers))
+
+
+def _lines(kind: str, crossed: list[Crossing], size: Numbers) -> list[Line]:
+    """Return what each algorithm takes, sent with a handshake and, where a level knows the difference, without."""
     lines = _algorithms(kind, [Priced(it, it.rate, it.level.latency_s + it.level.handshake_s) for it in crossed], size)
-    if any(level.handshake_s for level in cluster.levels):
+    if any(it.level.handshake_s for it in crossed):
         lines += _algorithms(kind, [Priced(it, it.rate * it.level.eager, it.level.latency_s) for it in crossed], size)
     return lines
 
@@ -100,11 +106,13 @@ def _algorithms(kind: str, levels: list[Priced], size: Numbers) -> list[Line]:
         return [algorithms.chain(levels), algorithms.branches(levels)]
     if kind == "send":
         return [algorithms.send(levels)]
-    gathering = [algorithms.ring(levels, size), algorithms.by_level(levels)]
+    is_memory = levels[0].crossing.level.fabric is Fabric.MEMORY
+    gathering = [algorithms.ring(levels, size)] + ([algorithms.by_level(levels)] if is_memory else [])
     if kind != "all_reduce":
         return gathering
-    others = [algorithms.tree(levels), algorithms.reduced_by_level(levels), algorithms.in_switch(levels)]
-    return [line.times(2) for line in gathering] + others
+    trees = [algorithms.tree(levels)] + ([algorithms.reduced_by_level(levels)] if is_memory else [])
+    sums = [algorithms.in_switch(levels)] if any(level.crossing.level.in_switch for level in levels) else []
+    return [line.times(2) for line in gathering] + trees + sums
 
 
 def _distinct(*columns: Numbers) -> tuple[list[Numbers], NDArray[np.int64]]:

@@ -91,6 +91,9 @@ class SlowSection(Section):
     link_slowdown: Times = 1.0
 
 
+WAITS = {"latency": "latency_s", "start": "start_s", "handshake": "handshake_s", "in_switch_latency": "in_switch_s"}
+
+
 class LevelSection(Section):
     """One level of the network; see `paceline.cluster.fabric.Level`.
 
@@ -105,12 +108,15 @@ class LevelSection(Section):
     nic: Bandwidth | None = None
     nics_per_device: Annotated[float, Positive] = 1.0
     latency: Seconds
+    start: Seconds = 0.0
     efficiency: Share = 1.0
+    small_groups: dict[Annotated[int, Field(ge=2, strict=True)], Share] = {}
     oversubscription: Times = 1.0
     flows: Count = 1
     paths: Count | None = None
     rails: Count = 1
     in_switch: Share | None = None
+    in_switch_latency: Seconds = 0.0
     eager: Share = 1.0
     handshake: Seconds = 0.0
     axes: Count = 3
@@ -126,10 +132,10 @@ class LevelSection(Section):
 
     def noun(self) -> Level:
         """Return what it stands for."""
-        given = self.model_dump(exclude={"nic", "latency", "handshake", "bandwidth"})
+        given = self.model_dump(exclude={"nic", "bandwidth", *WAITS})
         each = self.bandwidth if self.nic is None else self.nic * self.nics_per_device
         assert each is not None
-        return Level(**given, bandwidth=each, latency_s=self.latency, handshake_s=self.handshake)
+        return Level(**given, **{noun: getattr(self, key) for key, noun in WAITS.items()}, bandwidth=each)
 
 
 class MeasuredSection(Section):

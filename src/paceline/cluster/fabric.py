@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -39,7 +40,10 @@ class Level:
         devices: how many consecutive devices reach each other without leaving it; None: all of the cluster.
         bandwidth: bytes per second that each device can send into it while it receives as much, when all do.
         latency_s: seconds of each step of a collective, in which a rank hears from another.
-        efficiency: the share of the bandwidth that large collectives reach.
+        start_s: seconds that a collective takes before its first step.
+        efficiency: the share of the bandwidth that large collectives of all its devices reach.
+        small_groups: the share that groups of fewer members reach, by their number; a straight line in between. Two
+            members of a mesh without switches have few links to each other.
         oversubscription: how many times more the devices below can send than it can carry; 1: it carries all.
         nics_per_device: network cards for each device; with less than one, a device alone can send more than its
             share: what a card carries.
@@ -50,6 +54,7 @@ class Level:
             over inside the host.
         in_switch: the share of the bandwidth that an all-reduce reaches whose sums are made by switches (NVLink SHARP,
             InfiniBand SHARP); None: they make none.
+        in_switch_s: seconds that such an all-reduce takes besides its bytes, after the start.
         eager: the share of the large collectives' bandwidth that messages sent without a handshake reach.
         handshake_s: further seconds of each step of messages that are sent with one, at full bandwidth.
         axes: of a torus: how many.
@@ -61,13 +66,16 @@ class Level:
     devices: int | None
     bandwidth: float
     latency_s: float
+    start_s: float = 0.0
     efficiency: float = 1.0
+    small_groups: Mapping[int, float] = field(default_factory=dict)
     oversubscription: float = 1.0
     nics_per_device: float = 1.0
     flows: int = 1
     paths: int | None = None
     rails: int = 1
     in_switch: float | None = None
+    in_switch_s: float = 0.0
     eager: float = 1.0
     handshake_s: float = 0.0
     axes: int = 3

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from paceline.cluster.cluster import Cluster, Device, Group
-from paceline.cluster.described import ClusterSection
+from paceline.cluster.described import WAITS, ClusterSection
 from paceline.cluster.fabric import Level
 from paceline.cluster.rates import Rates
 from paceline.cluster.units import Unit, write
@@ -153,11 +153,11 @@ def _level_values(level: Level) -> dict[str, Any]:
         "fabric": level.fabric.value,
         "devices": level.devices,
         "bandwidth": write(level.bandwidth, Unit.BYTES_PER_SECOND),
-        "latency": write(level.latency_s, Unit.SECONDS),
     }
-    if level.handshake_s:
-        values["handshake"] = write(level.handshake_s, Unit.SECONDS)
-    others = (item.name for item in dataclasses.fields(Level) if item.name != "handshake_s")
+    for key, noun in WAITS.items():
+        if key == "latency" or getattr(level, noun):
+            values[key] = write(getattr(level, noun), Unit.SECONDS)
+    others = (item.name for item in dataclasses.fields(Level) if not item.name.endswith("_s"))
     return {key: value for key, value in (values | _changed(level, plain, others)).items() if value is not None}
 
 

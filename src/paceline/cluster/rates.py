@@ -16,6 +16,7 @@ class Rates:
     Attributes:
         matmul: share of the peak that large products reach.
         k_half, n_half, m_half: the inner dimension, columns and rows at which a product takes twice its ideal time.
+        units: tiles of a product's output that the device computes at once (streaming multiprocessors); 0: not known.
         unaligned: share of its speed that a product keeps where rows, columns or inner dimension are no multiple of 8.
         attention: share of the peak that fused attention reaches.
         narrow: share of `matmul` that large products in 8 or 4 bits reach of their own peak.
@@ -40,6 +41,7 @@ class Rates:
     k_half: float = 100.0
     n_half: float = 100.0
     m_half: float = 100.0
+    units: int = 0
     unaligned: float = 1.0
     attention: float = 0.4
     narrow: float = 0.85

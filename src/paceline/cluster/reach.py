@@ -24,6 +24,7 @@ class Crossing:
         inside: members of a group in a domain of the level below, among whom it need not be entered.
         domains: such domains that it joins; 1: it is not crossed.
         rate: bytes per second that a group can send out of one of these domains.
+        efficiency: the share of the bandwidth that is in `rate`.
         steps: how often its latency is waited for where data visit one member after the other.
         crowding: by how much an all-to-all takes longer than its bytes over the rate.
     """
@@ -32,6 +33,7 @@ class Crossing:
     inside: Numbers
     domains: Numbers
     rate: Numbers
+    efficiency: Numbers
     steps: Numbers
     crowding: Numbers
 
@@ -68,7 +70,8 @@ def crossings(cluster: Cluster, groups: Groups) -> list[Crossing]:
         holds = min(level.devices or cluster.devices, cluster.devices)
         members = groups.size if holds == cluster.devices else np.maximum(inside, _members(groups, holds))
         lower = found[-1].level if found else None
-        rate = _rate(cluster, level, _paths(level, lower, below), below, inside, groups)
+        efficiency = _efficiency(level, members)
+        rate = _rate(cluster, level, _paths(level, lower, below), below, inside, groups) * efficiency
         steps = groups.size / inside - groups.size / members
         crowding = np.ones_like(members)
         if level.fabric is Fabric.TORUS:
@@ -76,7 +79,7 @@ def crossings(cluster: Cluster, groups: Groups) -> list[Crossing]:
             rate = rate * torus.links / (2 * level.axes)
             steps = torus.hops
             crowding = torus.crowding * torus.links
-        found.append(Crossing(level, inside, np.ceil(members / inside), rate, steps, crowding))
+        found.append(Crossing(level, inside, np.ceil(members / inside), rate, efficiency, steps, crowding))
         inside, below = members, holds
     return found
 
@@ -101,7 +104,18 @@ def _rate(cluster: Cluster, level: Level, paths: int, below: int, inside: Number
         flows = inside * level.flows * groups.peers
         share = np.minimum(share, capacity / paths * flows / fullest(flows * sharing, np.full_like(flows, paths)))
     slowest = max(group.link_slowdown for group in cluster.groups)
-    return np.minimum(share, inside * level.alone) * level.efficiency / slowest
+    return np.minimum(share, inside * level.alone) / slowest
+
+
+def _efficiency(level: Level, members: Numbers) -> Numbers:
+    """Return the share of the bandwidth that large collectives reach, by how many members take part."""
+    points = dict(sorted(level.small_groups.items()))
+    if level.devices is not None:
+        points[level.devices] = level.efficiency
+    if not points:
+        return np.full_like(members, level.efficiency)
+    share: Numbers = np.interp(members, list(points), list(points.values()))
+    return share
 
 
 def _paths(level: Level, lower: Level | None, below: int) -> int:
