@@ -6,8 +6,9 @@ said to be unidentified. Peaks are the best that was seen, so that `matmul` says
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,16 +82,14 @@ def fit_device(name: str, seconds: Mapping[Probe, float], memory_bytes: float, s
     measured = np.log([seconds[probe] for probe in told])
 
     def misses(point: Numbers) -> Numbers:
-        rates = replace(Rates(), **dict(zip(names, np.exp(point).tolist(), strict=True)))
+        rates = replace(Rates(), **_by_name(names, point))
         return np.asarray(measured - np.log([estimated(probe, replace(bare, rates=rates)) for probe in told]))
 
     found = least_squares(
         lambda point: np.concatenate([misses(point) / _NOISE, (point - centre) / width]), centre, loss="soft_l1"
     )
     left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac))) / width
-    rates = replace(
-        Rates(), **{each: float(f"{value:.3g}") for each, value in zip(names, np.exp(found.x), strict=True)}
-    )
+    rates = replace(Rates(), **_rounded_values(_by_name(names, found.x)))
     device = replace(bare, rates=_with_optimizer(rates, bare, seconds))
     residuals = {
         f"{probe.name}, {probe.dtype}": taken / estimated(probe, device) - 1 for probe, taken in seconds.items()
@@ -123,6 +122,14 @@ def _with_optimizer(rates: Rates, bare: Device, seconds: Mapping[Probe, float]) 
         plain = estimated(probe, replace(bare, rates=replace(rates, optimizer=1.0)))
         return replace(rates, optimizer=float(f"{taken / plain:.3g}"))
     return rates
+
+
+def _by_name(names: Sequence[str], point: Numbers) -> dict[str, Any]:
+    return dict(zip(names, np.exp(point).tolist(), strict=True))
+
+
+def _rounded_values(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
 def _of(seconds: Mapping[Probe, float], family: Family) -> list[tuple[Probe, float]]:
