@@ -31,6 +31,11 @@ def fake_mode_for(values: Iterable[object]) -> FakeTensorMode:
     return fake_mode() if found is None else found
 
 
+def is_fake(value: object) -> bool:
+    """Whether it is a tensor without data."""
+    return isinstance(value, FakeTensor)
+
+
 def mode_of(graph: Graph) -> FakeTensorMode:
     """Return the mode that the fake tensors in a graph belong to."""
     for node in graph.nodes:

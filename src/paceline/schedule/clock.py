@@ -16,17 +16,29 @@ _UNITS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD
 
 
 def run(
-    schedule: Schedule, durations: Mapping[tuple[Op, int], float] | None = None, latency: float = 0.0
+    schedule: Schedule,
+    durations: Mapping[tuple[Op, int], float] | None = None,
+    latency: float = 0.0,
+    *,
+    messages: Mapping[tuple[Payload, int, int], float] | None = None,
+    slowness: Mapping[int, float] | None = None,
 ) -> tuple[tuple[Span, ...], ...]:
     """Return start and end of each action, by rank and position.
 
-    Sends do not block; a message is there `latency` after its SEND. A receive waits for its message, and a REDUCE for
-    all ranks of its stage. `durations` are by action and stage; where it says nothing, F, I and W take 1 and B takes 2.
+    Sends do not block. A receive waits for its message, and a REDUCE for all ranks of its stage.
+
+    Args:
+        schedule: with its messages.
+        durations: by action and stage; where it says nothing, F, I and W take 1 and B takes 2.
+        latency: a message is there so long after its SEND, however many are on the way.
+        messages: seconds of a message by what it carries and from which stage to which; those between two ranks go one
+            after the other. Latency comes on top.
+        slowness: by how much single ranks compute slower.
 
     Raises:
         ScheduleError: ranks wait for each other; who waits where, and for what.
     """
-    clock = _Clock(schedule, durations or {}, latency)
+    clock = _Clock(schedule, durations or {}, latency, messages or {}, slowness or {})
     while clock.advance():
         pass
     clock.check_finished()
@@ -34,11 +46,21 @@ def run(
 
 
 class _Clock:
-    def __init__(self, schedule: Schedule, durations: Mapping[tuple[Op, int], float], latency: float) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        durations: Mapping[tuple[Op, int], float],
+        latency: float,
+        messages: Mapping[tuple[Payload, int, int], float],
+        slowness: Mapping[int, float],
+    ) -> None:
         self.schedule = schedule
         self.spans: list[list[Span]] = [[] for _ in schedule.actions]
         self._durations = durations
         self._latency = latency
+        self._messages = messages
+        self._slowness = slowness
+        self._link_free: dict[tuple[int, int], float] = {}  # from rank, to rank
         self._now = [0.0] * schedule.ranks
         self._arrivals: dict[tuple[Payload, int, int, int], float] = {}  # payload, from stage, to stage, micro-batch
         self._meetings: dict[tuple[int, int], dict[int, float]] = {}  # stage and its n-th REDUCE: when each rank came
@@ -54,12 +76,10 @@ class _Clock:
                 start = self._start(rank, action)
                 if start is None:
                     break
-                self._now[rank] = start + self._duration(action)
+                self._now[rank] = start + self._duration(rank, action)
                 spans.append((start, self._now[rank]))
                 if action.op is Op.SEND:
-                    assert action.payload is not None and action.peer is not None
-                    message = action.payload, action.stage, action.peer, action.micro_batch
-                    self._arrivals[message] = self._now[rank] + self._latency
+                    self._send(rank, action)
         return sum(map(len, self.spans)) > before
 
     def check_finished(self) -> None:
@@ -72,8 +92,17 @@ class _Clock:
         if stuck:
             raise ScheduleError(f"the schedule is a deadlock: {'; '.join(stuck)}.")
 
-    def _duration(self, action: Action) -> float:
-        return self._durations.get((action.op, action.stage), _UNITS.get(action.op, 0.0))
+    def _send(self, rank: int, action: Action) -> None:
+        assert action.payload is not None and action.peer is not None
+        link = rank, self.schedule.rank_of(action.peer, action.micro_batch)
+        taken = self._messages.get((action.payload, action.stage, action.peer), 0.0)
+        sent = max(self._now[rank], self._link_free.get(link, 0.0)) + taken
+        self._link_free[link] = sent
+        self._arrivals[action.payload, action.stage, action.peer, action.micro_batch] = sent + self._latency
+
+    def _duration(self, rank: int, action: Action) -> float:
+        duration = self._durations.get((action.op, action.stage), _UNITS.get(action.op, 0.0))
+        return duration * self._slowness.get(rank, 1.0)
 
     def _start(self, rank: int, action: Action) -> float | None:
         """Return when an action of a rank begins; None while it waits for others."""

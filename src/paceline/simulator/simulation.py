@@ -9,8 +9,9 @@ from paceline.plan import Plan
 from paceline.simulator.memory import Peak
 from paceline.trace import Event
 
-FORWARD, BACKWARD, NORM, UPDATE = "forward", "backward", "norm", "update"
-"""The parts of a step without a pipeline, as traces of runs call them too."""
+FORWARD, BACKWARD, GRADIENTS, NORM, UPDATE = "forward", "backward", "gradients", "norm", "update"
+"""The parts of a step, as traces of runs call them too; a pipeline has the actions of its schedule instead of passes,
+and sums its gradients after them."""
 
 
 @dataclass(frozen=True)

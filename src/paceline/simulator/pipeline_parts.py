@@ -1,0 +1,99 @@
+"""How long the parts of a pipeline take: what stages compute for a micro-batch, and what they send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch.fx import Graph
+
+from paceline.plan import Axis, Mesh, Plan
+from paceline.runtime.pipeline.step import PipelineStep, Sent
+from paceline.runtime.pipeline.wire import wire_named
+from paceline.schedule import Op, Payload
+from paceline.simulator.ranks import Ranks
+from paceline.simulator.times import Times
+from paceline.simulator.walk import walk
+from paceline.trace import Event
+
+PP = Axis.PP.value
+Part = tuple[Op, int]
+"""An action, and its stage."""
+Edge = tuple[Payload, int, int]
+"""What a message carries, and from which stage to which."""
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What some graphs, one after the other, take on a rank of a stage.
+
+    Attributes:
+        seconds: from the first call to the end of the last.
+        compute_s: of calls.
+        exposed_s: waiting for collectives, by axis of the inner mesh.
+        handed_bytes: by axis.
+        events: of one run that begins at 0.
+    """
+
+    seconds: float
+    compute_s: float
+    exposed_s: Mapping[str, float]
+    handed_bytes: Mapping[str, int]
+    events: tuple[Event, ...] = ()
+
+
+def walked(graphs: Sequence[Graph | None], mesh: Mesh, times: Times) -> Walked:
+    """Return what graphs take, one after the other, on ranks that are alike."""
+    ranks = Ranks(mesh, launch_s=times.launch_s, watched=(0,))
+    for graph in graphs:
+        if graph is not None:
+            walk(graph, times, ranks)
+    return Walked(
+        ranks.of(0, ranks.now),
+        ranks.of(0, ranks.computed),
+        {axis: ranks.of(0, seconds) for axis, seconds in ranks.exposed.items()},
+        dict(ranks.handed_bytes),
+        tuple(ranks.events),
+    )
+
+
+def walked_parts(step: PipelineStep, plan: Plan, times: Times, sums: Sequence[Graph]) -> dict[Part, Walked]:
+    """Return what each part of each stage takes for a micro-batch.
+
+    Args:
+        step: the stages.
+        plan: which of them compute their forward pass again.
+        times: how long calls and collectives take.
+        sums: for each stage, what adds the gradients of a micro-batch to those of the ones before.
+    """
+    found: dict[Part, Walked] = {}
+    for stage in step.pipeline.stages:
+        number = stage.index
+        again = stage.forward.graph if number in plan.pipeline.recompute else None
+        graphs: dict[Op, list[Graph | None]] = {Op.FORWARD: [stage.forward.graph]}
+        if stage.backward is not None:
+            graphs[Op.BACKWARD] = [again, stage.backward.graph, sums[number]]
+        if stage.backward_input is not None:
+            graphs[Op.BACKWARD_INPUT] = [again, stage.backward_input.graph]
+        if stage.backward_weight is not None:
+            graphs[Op.BACKWARD_WEIGHT] = [stage.backward_weight.graph, sums[number]]
+        for op, listed in graphs.items():
+            found[op, number] = walked(listed, step.mesh, times)
+    return found
+
+
+def message_bytes(step: PipelineStep, plan: Plan) -> dict[Edge, int]:
+    """Return the bytes of a message along each edge, as they travel."""
+    wire = wire_named(plan.pipeline.wire)
+    pipeline = step.pipeline
+    both = ((Payload.ACTIVATION, pipeline.forward_edges), (Payload.GRADIENT, pipeline.backward_edges))
+    return {
+        (payload, *pair): sum(_bytes(part) for name in names for part in wire.layout(step.sent[name]))
+        for payload, edges in both
+        for pair, names in edges.items()
+    }
+
+
+def _bytes(sent: Sent) -> int:
+    return prod(sent.shape) * sent.dtype.itemsize
