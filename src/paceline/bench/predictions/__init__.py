@@ -17,6 +17,7 @@ from paceline.bench import options as given
 from paceline.bench.machine import table_console
 from paceline.bench.predictions.fitted import Profiles, chosen_lines, profiles
 from paceline.bench.predictions.judging import Judged, by_source, errors, judged, regrets
+from paceline.bench.predictions.likely import with_likely_micro_batches
 from paceline.bench.predictions.page import lines_of_page
 from paceline.bench.predictions.predicted import predictions
 from paceline.bench.predictions.rows import Table, read_rows
@@ -79,7 +80,8 @@ def main(options: dict[str, str]) -> dict[str, Any]:
     samples = samples_of(table.rows)
     clusters = {name: load(name) for name in sorted({one.configuration.cluster for one in samples.usable})}
     used = profiles(samples.usable, clusters, chosen_lines(settings.fit_rows, samples.usable))
-    found = judged(samples.usable, predictions(samples.usable, used.clusters), used.clusters, used.lines)
+    likely = with_likely_micro_batches(samples.usable, used.clusters)
+    found = judged(likely, predictions(likely, used.clusters), used.clusters, used.lines)
     result = result_of(table, samples, used, found)
     if settings.rows:
         result["rows"] = [_row(row) for row in found]

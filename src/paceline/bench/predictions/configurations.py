@@ -107,7 +107,7 @@ def configuration_of(row: Row) -> Configuration:
         split=split,
         precision=_FORMATS[precision],
         fused=notes.fused(practice.fused),
-        dropout=practice.dropout,
+        dropout=not model.gated if practice.dropout is None else practice.dropout,
         recompute=_RECOMPUTED[policy],
         regions="+sp" in recompute or notes.regions(practice.regions and split.tp > 1),
         zero=notes.zero(practice.zero),

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.bench.predictions.identity import DIGITS
+from paceline.bench.predictions.likely import with_likely_micro_batches
 from paceline.bench.predictions.measured import measured
 from paceline.bench.predictions.predicted import described, grouped
 from paceline.bench.predictions.samples import Sample
@@ -118,7 +119,7 @@ def profiles(samples: Sequence[Sample], clusters: Mapping[str, Cluster], lines: 
         if not rows:
             continue
         start = clusters[min(mine)].slowest.device.rates
-        fits[device] = fit(to_fit(rows, clusters), start)
+        fits[device] = fit(to_fit(with_likely_micro_batches(rows, clusters), clusters), start)
         for name in mine:
             changed[name] = with_rates(changed[name], fits[device].rates)
     fitted = frozenset(line for sample in chosen for line in sample.lines)

@@ -19,7 +19,7 @@ class Practice:
         name: under which its rows are shown.
         sources: of which one occurs in a row's source or system, in lower case.
         fused: attention never writes its scores.
-        dropout: masks are drawn and kept.
+        dropout: masks are drawn and kept; None: as the family has it.
         gated: the feed-forward network is gated; None: as the family of the model has it.
         biases: projections add vectors; None: as the family has it.
         tied: the head reads the embedding's table; None: as the family has it.
@@ -31,6 +31,7 @@ class Practice:
         pads: the vocabulary is padded to a multiple of 128 for each part of features.
         pads_alone: it is so where features are not split, too.
         vocabulary: words, where a row does not say.
+        interleaves: pipelines that do not say have a stage for each layer.
         scattered: as in `simulator.transformer`.
         last_rank: memory is the last rank's, not the highest.
         workspaces: the libraries' own buffers are part of memory (cuBLAS, Transformer Engine).
@@ -43,7 +44,7 @@ class Practice:
     name: str
     sources: tuple[str, ...]
     fused: bool = True
-    dropout: bool = False
+    dropout: bool | None = False
     gated: bool | None = None
     biases: bool | None = None
     tied: bool | None = None
@@ -55,6 +56,7 @@ class Practice:
     pads: bool = True
     pads_alone: bool = True
     vocabulary: int = 51200
+    interleaves: bool = False
     scattered: bool = False
     last_rank: bool = False
     workspaces: bool = False
@@ -105,8 +107,15 @@ PRACTICES = (
         workspaces=True,
     ),
     Practice("Megatron-Core README", ("megatron-core r0", "model_table"), vocabulary=131072),
-    Practice("DGXC", ("dgxc",), gradient=2.0),
-    Practice("NeMo", ("nemo", "megatron-bridge", "megatron bridge"), precision="fp8", gradient=2.0),
+    Practice("DGXC", ("dgxc",), dropout=None, interleaves=True, gradient=2.0),
+    Practice(
+        "NeMo",
+        ("nemo", "megatron-bridge", "megatron bridge"),
+        dropout=None,
+        interleaves=True,
+        precision="fp8",
+        gradient=2.0,
+    ),
     Practice("MosaicML", ("mosaicml", "llm-foundry"), biases=False, tied=True, positions=False, zero=3, pads=False),
     Practice("torchtitan", ("torchtitan",), zero=3, pads=False, local_batch=True),
     Practice("MegaScale", ("megascale",), overlap=False),

@@ -66,7 +66,11 @@ def split_of(row: Row, practice: Practice, notes: Notes, layers: int) -> Split:
         raise Unusable("no global_batch")
     if batch % (samples * dp):
         raise Unusable("micro_batch and dp do not divide global_batch")
-    chunks = (row.whole("vpp") or 1) if pp > 1 else 1
+    chunks = row.whole("vpp") if pp > 1 else 1
+    assumed = [] if micro_batch else ["micro_batch"]
+    if chunks is None:
+        chunks = max(layers // pp, 1) if practice.interleaves and not notes.schedule else 1
+        assumed.append("vpp")
     schedule = _schedule(notes, chunks)
     if schedule == "zb-v":
         chunks = 2
@@ -82,7 +86,7 @@ def split_of(row: Row, practice: Practice, notes: Notes, layers: int) -> Split:
         micro_batch=samples,
         micro_batches=batch // (samples * dp),
         schedule=schedule,
-        assumed=() if micro_batch else ("micro_batch",),
+        assumed=tuple(assumed),
     )
 
 
