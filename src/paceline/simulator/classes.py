@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from statistics import NormalDist
 
-from paceline.cluster.cluster import Cluster
+from paceline.cluster.cluster import Cluster, Group
 from paceline.simulator.layouts import Layouts
 
 Class = tuple[tuple[int, ...], ...]
-"""For each rank of the pipeline, which groups of the cluster its devices belong to."""
+"""For each rank of the pipeline, on which groups of the cluster its devices are, of groups alike the first one."""
 
 
 def classes(cluster: Cluster, layout: Layouts) -> dict[Class, int]:
@@ -29,25 +30,32 @@ def classes(cluster: Cluster, layout: Layouts) -> dict[Class, int]:
     ranks, replicas = int(layout.pp[0]), int(layout.replicas[0])
     inner = int(layout.devices[0]) // (ranks * replicas)
     ends = list(accumulate(group.devices for group in cluster.groups))
+    alike = [_alike(cluster.groups, group) for group in cluster.groups]
     of_stage = replicas * inner
     starts = {0}
     for end in ends[:-1]:
-        first = (end % of_stage) // inner  # the replica that a boundary goes through, or before
+        first = (end % of_stage) // inner  # the replica that a boundary goes through, or that begins there
         starts |= {first, first + 1} if end % inner else {first}
     ordered = sorted(start for start in starts if start < replicas)
     counts: Counter[Class] = Counter()
     for start, stop in zip(ordered, [*ordered[1:], replicas], strict=True):
         firsts = [rank * of_stage + start * inner for rank in range(ranks)]
-        counts[tuple(_touched(ends, first, first + inner) for first in firsts)] += stop - start
+        touched = (_touched(ends, first, first + inner) for first in firsts)
+        counts[tuple(tuple(sorted({alike[number] for number in numbers})) for numbers in touched)] += stop - start
     return dict(counts)
 
 
-def _touched(ends: Sequence[int], first: int, stop: int) -> tuple[int, ...]:
+def _alike(groups: Sequence[Group], group: Group) -> int:
+    """Return the first group whose devices and links are as those of a group."""
+    return next(number for number, each in enumerate(groups) if replace(each, devices=group.devices) == group)
+
+
+def _touched(ends: Sequence[int], first: int, stop: int) -> list[int]:
     """Return the groups that devices from `first` to before `stop` belong to."""
     begins = [0, *ends[:-1]]
-    return tuple(
+    return [
         number for number, (begin, end) in enumerate(zip(begins, ends, strict=True)) if begin < stop and first < end
-    )
+    ]
 
 
 def expected_maximum(count: int) -> float:

@@ -47,9 +47,25 @@ class Endings:
 
 
 def endings(
-    workload: Workload, layout: Layouts, cluster: Cluster, places: Replicas, sent: Traffic, flow: Flow
+    workload: Workload,
+    layout: Layouts,
+    cluster: Cluster,
+    places: Replicas,
+    sent: Traffic,
+    flow: Flow,
+    backward: Numbers,
 ) -> Endings:
-    """Return how a step ends on each rank of a pipeline whose passes are over as `flow` says."""
+    """Return how a step ends on each rank of a pipeline.
+
+    Args:
+        workload: what is trained.
+        layout: how it is split.
+        cluster: on what.
+        places: the rank of each stage.
+        sent: what stages send.
+        flow: when passes are over, on the slowest replica.
+        backward: seconds of the calls of each stage's backward pass, beside which sums may run.
+    """
     ranks = len(flow.ended)
     overlap = cluster.slowest.device.rates.overlap if layout.overlap[0] else 0.0
     whole = np.asarray(sum(sent.sums.values()))
@@ -60,7 +76,7 @@ def endings(
         mine = [stage for stage, on in enumerate(places) if rank in on]
         free = 0.0
         for stage in sorted(mine, key=lambda each: float(flow.last_ended[each])):
-            beside = overlap * (flow.last_ended[stage] - flow.last_began[stage])
+            beside = overlap * min(flow.last_ended[stage] - flow.last_began[stage], backward[stage])
             ready = flow.last_ended[stage] - beside if layout.overlap[0] else flow.ended[rank]
             began[stage] = max(free, float(ready))
             free = began[stage] + float(whole[stage])

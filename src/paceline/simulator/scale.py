@@ -195,7 +195,8 @@ def _simulated(model: _Model, stages: Stages) -> ScaleSimulation:
     slowest = max(flows, key=lambda each: float(flows[each].ended.max()))
     # sums of gradients begin when all replicas have theirs
     everybody = flows[slowest].at_latest(list(flows.values()))
-    ended = endings(workload, layout, cluster, places, sent, everybody)
+    backward = np.array([each.backward for each in passes[slowest]])
+    ended = endings(workload, layout, cluster, places, sent, everybody, backward)
     constant = model.rates.step_s + model.rates.step_growth_s * float(doublings(layout, cluster).max())
     step = float(ended.ended.max()) + constant
     calls = count * of_ranks(places, np.array([each.forward + each.backward for each in passes[slowest]]))
