@@ -119,6 +119,7 @@ class LevelSection(Section):
     in_switch_latency: Seconds = 0.0
     eager: Share = 1.0
     handshake: Seconds = 0.0
+    port_buffer: Bytes | None = None
     axes: Count = 3
     source: str = ""
 

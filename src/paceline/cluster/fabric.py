@@ -57,6 +57,7 @@ class Level:
         in_switch_s: seconds that such an all-reduce takes besides its bytes, after the start.
         eager: the share of the large collectives' bandwidth that messages sent without a handshake reach.
         handshake_s: further seconds of each step of messages that are sent with one, at full bandwidth.
+        port_buffer: bytes that a switch keeps for a port, where it drops what comes on top (TCP); None: unknown.
         axes: of a torus: how many.
         source: where the figures are from.
     """
@@ -78,6 +79,7 @@ class Level:
     in_switch_s: float = 0.0
     eager: float = 1.0
     handshake_s: float = 0.0
+    port_buffer: float | None = None
     axes: int = 3
     source: str = ""
 

@@ -13,11 +13,12 @@ Numbers = NDArray[np.float64]
 def measured_seconds(
     cluster: Cluster, kind: str, nbytes: Numbers, size: Numbers, stride: Numbers, modelled: Numbers
 ) -> Numbers:
-    """Return measured seconds where groups of that size were measured and lie within one host, `modelled` elsewhere."""
+    """Return measured seconds where groups of that size were measured, within the innermost level; else `modelled`."""
     found = modelled
+    innermost = cluster.levels[0].devices or cluster.devices
     for curve in cluster.measured:
         if curve.kind == kind:
-            applies = (size == curve.size) & (size * stride <= cluster.devices_per_host)
+            applies = (size == curve.size) & (size * stride <= innermost)
             found = np.where(applies, at(curve, nbytes), found)
     return found
 

@@ -35,6 +35,8 @@ class Rates:
         step_growth_s: further seconds of a step for each doubling of hosts.
         growth: share by which everything takes longer for each doubling of hosts (stragglers).
         spread: standard deviation of the logarithm of a step's time about an estimate.
+        residuals: of steps that the coefficients were fitted to: coordinates as in `simulator.kriging`, and the
+            logarithm of measured over estimated seconds. Estimates near them are corrected.
     """
 
     matmul: float = 0.7
@@ -59,3 +61,4 @@ class Rates:
     step_growth_s: float = 0.0
     growth: float = 0.0
     spread: float = 0.2
+    residuals: tuple[tuple[float, ...], ...] = ()
