@@ -1,4 +1,4 @@
-"""Micro-batches that rows do not tell: publications show what was fastest for them, so the fastest that fits is taken."""
+"""Micro-batches that rows do not tell: publications show their fastest, so the fastest that fits is taken."""
 
 from __future__ import annotations
 
