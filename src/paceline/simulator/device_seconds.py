@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.cluster.cluster import Device, Group
 from paceline.simulator.demands import AXES, Demand, PassDemand, Products
+from paceline.simulator.waves import filled
 from paceline.simulator.workload import Numbers
 
 NARROW = ("float8", "float4")
@@ -113,5 +114,7 @@ def product_seconds(products: Products, device: Device, peak: float) -> Numbers:
     rows, columns, inner = products.sizes
     seconds = products.flops / (peak * rates.matmul)
     seconds = seconds * (1 + rates.m_half / rows) * (1 + rates.n_half / columns) * (1 + rates.k_half / inner)
+    if rates.units:
+        seconds = seconds / filled(products.sizes, rates.units)
     aligned = np.all(products.sizes % ALIGNED == 0, axis=0)
     return np.asarray(np.sum(seconds / np.where(aligned, 1.0, rates.unaligned), axis=0))

@@ -8,6 +8,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.cluster.collectives import link_bytes
 from paceline.simulator.demands import AXES, passes, strides
 from paceline.simulator.estimates import Estimates
+from paceline.simulator.kriging import coordinates, kriged
 from paceline.simulator.layouts import Integers, Layouts
 from paceline.simulator.step_seconds import StepDemand, boundary, occurrences, step_demand, step_parts
 from paceline.simulator.workload import Numbers, Workload
@@ -16,23 +17,29 @@ from paceline.simulator.workload import Numbers, Workload
 def estimate(workload: Workload, layouts: Layouts, cluster: Cluster) -> Estimates:
     """Return the seconds of one step of a workload, for each layout, on the slowest devices of a cluster.
 
+    Where the rates carry fitted rows, all parts are corrected alike by what rows nearby left over.
     All arrays are as long as the layouts. A workload whose amounts are arrays of that length describes as many models.
     """
     demand = step_demand(workload, layouts, cluster)
     parts = step_parts(demand, workload, layouts, cluster)
+    rates = cluster.slowest.device.rates
+    factor, spread = np.ones(len(layouts)), np.full(len(layouts), rates.spread)
+    if rates.residuals:
+        expected, spread = kriged(coordinates(workload, layouts), rates.residuals)
+        factor = np.exp(expected)
 
-    def full(values: Numbers) -> Numbers:
-        return values + np.zeros(len(layouts))
+    def corrected(values: Numbers) -> Numbers:
+        return np.asarray(factor * values)
 
     return Estimates(
-        step_s=full(parts.step_s),
-        compute_s=full(parts.compute_s),
-        exposed_s={axis: full(seconds) for axis, seconds in parts.exposed_s.items()},
-        bubble_s=full(parts.bubble_s),
-        optimizer_s=full(parts.optimizer_s),
-        constant_s=full(parts.constant_s),
-        spread=np.full(len(layouts), cluster.slowest.device.rates.spread),
-        flops=full(model_flops(workload, layouts)),
+        step_s=corrected(parts.step_s),
+        compute_s=corrected(parts.compute_s),
+        exposed_s={axis: corrected(seconds) for axis, seconds in parts.exposed_s.items()},
+        bubble_s=corrected(parts.bubble_s),
+        optimizer_s=corrected(parts.optimizer_s),
+        constant_s=corrected(parts.constant_s),
+        spread=spread,
+        flops=np.broadcast_to(model_flops(workload, layouts), len(layouts)),
         link_bytes=sent_bytes(workload, demand, layouts, cluster),
     )
 

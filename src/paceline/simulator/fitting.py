@@ -15,9 +15,13 @@ from scipy.optimize import least_squares
 
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.rates import Rates
+from paceline.simulator.kriging import coordinates
 from paceline.simulator.layouts import Layouts
 from paceline.simulator.step_seconds import step_demand, step_parts
 from paceline.simulator.workload import Numbers, Workload
+
+DIGITS = 3
+"""Of coordinates and residuals that a profile keeps: more would be noise."""
 
 NOISE = 0.1
 """Error of a good row, in logarithms: what residuals are measured in."""
@@ -138,10 +142,13 @@ def fit(rows: Sequence[Measured], start: Rates, *, priors: Mapping[str, Prior] =
 
     found = least_squares(objective, centre, loss="soft_l1", max_nfev=100)
     left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac))) * hold / width
+    left_over = misses(found.x)
+    points = np.concatenate([coordinates(each.workload, each.layouts) for each in rows])
+    table = tuple(tuple(row) for row in np.column_stack([points, left_over]).round(DIGITS).tolist())
     return Fitted(
-        rates=rates_at(found.x),
+        rates=replace(rates_at(found.x), residuals=table),
         widths=dict(zip(names, left.tolist(), strict=True)),
-        residuals=misses(found.x),
+        residuals=left_over,
         names=tuple(name for each in rows for name in each.names),
     )
 
