@@ -20,6 +20,7 @@ from paceline.bench.predictions.judging import Judged, by_source, errors, judged
 from paceline.bench.predictions.likely import with_likely_micro_batches
 from paceline.bench.predictions.page import lines_of_page
 from paceline.bench.predictions.predicted import predictions
+from paceline.bench.predictions.profiles import write_profiles
 from paceline.bench.predictions.rows import Table, read_rows
 from paceline.bench.predictions.samples import Samples, samples_of
 from paceline.bench.predictions.table import print_tables
@@ -39,12 +40,14 @@ class Settings:
         data: the file of published runs.
         fit_rows: to which profiles are fitted anew; None: the shipped ones are used.
         markdown: a page whose section of this benchmark is written anew.
+        profiles: a folder of devices' files into which fitted rates are written, with a list of the fitted rows.
         rows: each prediction is told in the result.
     """
 
     data: Path
     fit_rows: str | None = None
     markdown: Path | None = None
+    profiles: Path | None = None
     rows: bool = False
 
     @classmethod
@@ -54,7 +57,7 @@ class Settings:
         Raises:
             RecipeError: a key or a value is unknown, or no file is named.
         """
-        known = ("data", "fit_rows", "markdown", "rows")
+        known = ("data", "fit_rows", "markdown", "profiles", "rows")
         for key in options:
             if key.replace("-", "_") not in known:
                 raise given.unknown(key, known)
@@ -65,6 +68,7 @@ class Settings:
             data=Path(values["data"]),
             fit_rows=values.get("fit_rows"),
             markdown=Path(values["markdown"]) if "markdown" in values else None,
+            profiles=Path(values["profiles"]) if "profiles" in values else None,
             rows=given.yes_or_no("rows", values.get("rows", "no")),
         )
 
@@ -86,6 +90,9 @@ def main(options: dict[str, str]) -> dict[str, Any]:
     if settings.rows:
         result["rows"] = [_row(row) for row in found]
     print_tables(table_console(), result)
+    if settings.profiles is not None:
+        chosen = [row.sample for row in found if row.fitted and not row.sample.is_memory]
+        write_profiles(settings.profiles, used.fits, chosen)
     if settings.markdown is not None:
         write_section(settings.markdown, SECTION, lines_of_page(result, settings.data.name))
     return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,16 @@ from paceline.bench.predictions.identity import DIGITS
 from paceline.bench.predictions.likely import with_likely_micro_batches
 from paceline.bench.predictions.measured import measured
 from paceline.bench.predictions.predicted import described, grouped
+from paceline.bench.predictions.profiles import shipped_identities
 from paceline.bench.predictions.samples import Sample
 from paceline.cluster.cluster import Cluster
 from paceline.errors import DataError
 from paceline.simulator.fitting import Fitted, Measured, fit, with_rates
 
 NONE = "none"
+_HOLD = 0.05
+"""Weight of priors for each row: what limits a fit to many rows is its form, against which priors hold."""
+_HOLD_MOST = 2.0
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,6 @@ class Profiles:
     clusters: Mapping[str, Cluster]
     lines: frozenset[int]
     fits: Mapping[str, Fitted]
-
-
-def shipped_identities() -> frozenset[str]:
-    """Return the identities of the runs to which the shipped profiles were fitted."""
-    text = resources.files("paceline.bench.predictions").joinpath("fitted_rows.txt").read_text(encoding="utf-8")
-    return frozenset(line.split()[0] for line in text.splitlines() if line.strip() and not line.startswith("#"))
 
 
 def chosen_lines(given: str | None, samples: Sequence[Sample]) -> frozenset[int] | None:
@@ -119,7 +116,8 @@ def profiles(samples: Sequence[Sample], clusters: Mapping[str, Cluster], lines: 
         if not rows:
             continue
         start = clusters[min(mine)].slowest.device.rates
-        fits[device] = fit(to_fit(with_likely_micro_batches(rows, clusters), clusters), start)
+        likely = with_likely_micro_batches(rows, clusters)
+        fits[device] = fit(to_fit(likely, clusters), start, hold=min(_HOLD * len(rows), _HOLD_MOST))
         for name in mine:
             changed[name] = with_rates(changed[name], fits[device].rates)
     fitted = frozenset(line for sample in chosen for line in sample.lines)

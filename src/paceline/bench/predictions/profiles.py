@@ -1,0 +1,79 @@
+"""Writes what a fit found where it is shipped: rates into the files of devices, fitted rows into a list of names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.bench.predictions.identity import DIGITS
+from paceline.bench.predictions.samples import Sample
+from paceline.cluster.rates import Rates
+from paceline.errors import DataError
+from paceline.simulator.fitting import Fitted
+
+FITTED_ROWS = "fitted_rows.txt"
+_HEADER = """\
+# Published runs to which the shipped profiles were fitted: the name of each, its line and what it is.
+# Written by: paceline bench predictions --data FILE --fit-rows LIST --set profiles=FOLDER
+"""
+_DIGITS = 4
+"""Of a coefficient that is written."""
+
+
+def shipped_identities() -> frozenset[str]:
+    """Return the names of the runs to which the shipped profiles were fitted."""
+    text = resources.files("paceline.bench.predictions").joinpath(FITTED_ROWS).read_text(encoding="utf-8")
+    return frozenset(line.split()[0] for line in text.splitlines() if line.strip() and not line.startswith("#"))
+
+
+def write_profiles(folder: Path, fits: Mapping[str, Fitted], fitted: Iterable[Sample]) -> None:
+    """Write the rates of each fitted kind of device into its file in a folder, and the list of rows beside them.
+
+    Raises:
+        DataError: the folder has no file for a device, or cannot be written.
+    """
+    try:
+        for device, found in fits.items():
+            file = folder / f"{device}.yaml"
+            if not file.is_file():
+                raise DataError(f"profiles={folder}: there is no {file.name} to write the rates of {device} into.")
+            file.write_text(with_rates_written(file.read_text(encoding="utf-8"), found.rates), encoding="utf-8")
+        (folder / FITTED_ROWS).write_text(_HEADER + "".join(map(_named, fitted)), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"profiles={folder} cannot be written: {error}.") from error
+
+
+def with_rates_written(text: str, rates: Rates) -> str:
+    """Return the text of a device's file with other rates, which then stand last; comments stay."""
+    kept: list[str] = []
+    skipping = False
+    for line in text.splitlines():
+        skipping = line.startswith("rates:") or (skipping and (line.startswith((" ", "-", "}")) or not line))
+        if not skipping:
+            kept.append(line)
+    changed: dict[str, Any] = {}
+    for item in dataclasses.fields(Rates):
+        value = getattr(rates, item.name)
+        if value != item.default:
+            changed[item.name] = float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else _plain(value)
+    block = yaml.safe_dump({"rates": changed}, sort_keys=False, default_flow_style=None, width=118)
+    return "\n".join(kept) + "\n" + block
+
+
+def _plain(value: object) -> object:
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _named(sample: Sample) -> str:
+    one, split = sample.configuration, sample.configuration.split
+    what = (
+        f"{one.practice.name}, {one.model.name or 'a Transformer'}, {one.precision}, {split.gpus} x {one.cluster}, "
+        f"tp {split.tp}, pp {split.pp}, dp {split.dp}, cp {split.cp}, micro-batch {split.micro_batch}"
+    )
+    assert len(sample.identity) == DIGITS
+    return f"{sample.identity}  line {sample.row.line}: {what}\n"
