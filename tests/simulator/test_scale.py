@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from paceline.cluster.cluster import Cluster, Group
 from paceline.cluster.files import load
 from paceline.errors import PlanError
+from paceline.schedule import Edges, communicate, make
 from paceline.simulator.classes import classes, expected_maximum, slowest_factor
 from paceline.simulator.estimate import estimate
 from paceline.simulator.flow import Pipeline, flow
 from paceline.simulator.footprint import footprints_of_ends
 from paceline.simulator.layouts import SCHEDULES, Layouts
 from paceline.simulator.scale import ScaleSimulation, kind_of, simulate_layout
+from paceline.simulator.scale_trace import events
 from paceline.simulator.transformer import transformer
+from paceline.trace import from_chrome, to_chrome
 
 EVEN = transformer(layers=32, hidden=8192, heads=64, sequence=2048, vocabulary=1024)
 """Its embedding and head weigh nothing beside its layers."""
@@ -257,3 +260,19 @@ def test_several_layouts_are_refused_and_so_are_more_stages_than_blocks() -> Non
         simulate_layout(GPT, Layouts.of(dp=[1, 2]), MACHINE)
     with pytest.raises(PlanError, match="32 blocks cannot be 64 stages"):
         simulate_layout(GPT, layout(pp=64), MACHINE)
+
+
+# Traces.
+
+
+def test_a_trace_has_the_names_of_a_real_pipelines_actions_and_ends_with_the_step() -> None:
+    found = simulate_layout(GPT, layout(pp=2, dp=1, fsdp=4, micro_batches=6, zero=2), MACHINE)
+    told = list(events(found))
+    assert {event.rank for event in told} == {0, 32}
+    names = [event.name for event in told if event.rank == 32]
+    schedule = communicate(make("1f1b", 2, 6), Edges.chain(2))
+    computed = [str(action) for action in schedule.actions[1] if action.op.is_compute]
+    assert [name for name in names if name in computed] == computed
+    assert {"update", "gather parameters", "sum of stage 1"} < set(names)
+    assert max(event.ended_s for event in told) == pytest.approx(found.step_s - found.constant_s)
+    assert from_chrome(to_chrome(told))[0].name == "F stage 0 micro-batch 0"

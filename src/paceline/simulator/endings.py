@@ -27,11 +27,10 @@ class Endings:
 
     Attributes:
         summed: when gradients are added up.
-        waited: for them, after the last pass.
-        update: of the optimizer.
-        late: of collectives after it.
-        waited_by, late_by: the same by axis.
-        began: of stages, when the sum of their gradients began.
+        update: what the optimizer takes.
+        waited_by: for sums after the last pass, by axis.
+        late_by: what collectives after the update take, by axis.
+        began, sums: of stages, when the sum of their gradients began, and what it takes.
     """
 
     summed: Numbers
@@ -39,6 +38,7 @@ class Endings:
     waited_by: dict[str, Numbers]
     late_by: dict[str, Numbers]
     began: Numbers
+    sums: Numbers
 
     @property
     def ended(self) -> Numbers:
@@ -87,7 +87,7 @@ def endings(
             waited_by[axis][rank] = waited * float(sent.sums[axis][mine].sum()) / total if total else 0.0
     parameters = of_ranks(places, sent.parameters)
     update = np.broadcast_to(update_seconds(parameters, workload, layout, cluster), (ranks,))
-    return Endings(summed, update, waited_by, {axis: of_ranks(places, sent.late[axis]) for axis in AXES}, began)
+    return Endings(summed, update, waited_by, {axis: of_ranks(places, sent.late[axis]) for axis in AXES}, began, whole)
 
 
 def of_ranks(places: Replicas, of_stages: Numbers) -> Numbers:
