@@ -29,6 +29,7 @@ from paceline.program.views import is_view
 aten = torch.ops.aten
 ours = torch.ops.paceline
 Shape = tuple[int, ...]
+Value = Tensor | TensorMeta
 
 
 class CallKind(Enum):
@@ -117,10 +118,8 @@ def work_of(node: Node) -> CallWork:
     target = node.target
     if node.op != "call_function" or _is_free(node):
         return CallWork(CallKind.VIEW)
-    outputs = list(_tensors(node.meta.get("val")))
-    inputs = [tensor for source in _sources(node) for tensor in _tensors(source.meta.get("val"))]
-    written = sum(map(_bytes, outputs))
-    read = _read(target, inputs, written)
+    inputs, written = _inputs(node), sum(nbytes for _, nbytes in writes(node))
+    read = sum(nbytes for _, nbytes in reads(node))
     found = None
     if target in _COUNTS:
         results = [
@@ -151,6 +150,19 @@ class Shapes:
 
 
 _Count = Callable[[Shapes], Operations]
+
+
+def reads(node: Node) -> list[tuple[Value, int]]:
+    """Return the tensors that a call reads, in the order of its schema, and how many bytes of each."""
+    found = [(tensor, _bytes(tensor)) for tensor in _inputs(node)]
+    if node.target in _GATHERS and found:
+        found[0] = found[0][0], sum(nbytes for _, nbytes in writes(node))
+    return found
+
+
+def writes(node: Node) -> list[tuple[Value, int]]:
+    """Return the tensors that a call writes, in order, and how many bytes of each."""
+    return [(tensor, _bytes(tensor)) for tensor in _tensors(node.meta.get("val"))]
 
 
 def operations(call: Shapes) -> Operations | None:
@@ -316,7 +328,7 @@ def _of_torch(node: Node) -> Operations | None:
     return _product(1, 1, int(count(*args, **kwargs, out_val=node.meta["val"])) // 2)
 
 
-def _guess(target: Any, inputs: Sequence[Tensor | TensorMeta]) -> Operations | None:
+def _guess(target: Any, inputs: Sequence[Value]) -> Operations | None:
     """Return a product with a square matrix for an operator on matrices that nobody knows; None for light ones."""
     matrices = [tensor for tensor in inputs if tensor.ndim >= 2 and tensor.is_floating_point()]
     if not matrices or not _may_be_heavy(target):
@@ -358,10 +370,8 @@ def _arguments(node: Node) -> dict[str, Any]:
     return named
 
 
-def _read(target: Any, inputs: Sequence[Tensor | TensorMeta], written: int) -> int:
-    if target in _GATHERS and inputs:
-        return written + sum(map(_bytes, inputs[1:]))
-    return sum(map(_bytes, inputs))
+def _inputs(node: Node) -> list[Value]:
+    return [tensor for source in _sources(node) for tensor in _tensors(source.meta.get("val"))]
 
 
 def _sources(node: Node) -> list[Node]:
@@ -375,14 +385,14 @@ def _items(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
-def _tensors(value: Any) -> Iterable[Tensor | TensorMeta]:
+def _tensors(value: Any) -> Iterable[Value]:
     return (item for item in _items(value) if isinstance(item, (Tensor, TensorMeta)))
 
 
-def _bytes(tensor: Tensor | TensorMeta) -> int:
+def _bytes(tensor: Value) -> int:
     """Bytes of the elements that lie in memory: one that is expanded lies there once."""
     lying = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0)
     return lying * tensor.element_size()
 
 
-__all__ = ["CallKind", "CallWork", "Operations", "Shapes", "guesses", "operations", "work_of"]
+__all__ = ["CallKind", "CallWork", "Operations", "Shapes", "guesses", "operations", "reads", "work_of", "writes"]
