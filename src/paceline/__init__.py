@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.plan import Mesh, Pin, PipelinePlan, Plan
     from paceline.planner.explain import explain
+    from paceline.planner.simulated import simulate
     from paceline.program.capture import capture
     from paceline.program.constraint import constrain
     from paceline.runtime.module import ParallelModule, parallelize
@@ -28,6 +29,7 @@ __all__ = [
     "constrain",
     "explain",
     "parallelize",
+    "simulate",
     "verify",
 ]
 
@@ -38,6 +40,7 @@ _HOMES = {
     "Plan": "paceline.plan",
     "capture": "paceline.program.capture",
     "explain": "paceline.planner.explain",
+    "simulate": "paceline.planner.simulated",
     "constrain": "paceline.program.constraint",
     "ParallelModule": "paceline.runtime.module",
     "parallelize": "paceline.runtime.module",

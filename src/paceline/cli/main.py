@@ -14,6 +14,7 @@ from paceline.cli.goodput import goodput
 from paceline.cli.plan import plan
 from paceline.cli.schedule import HELP as SCHEDULE_HELP
 from paceline.cli.schedule import schedule
+from paceline.cli.simulate import simulate
 from paceline.cli.train import train
 from paceline.cli.verify import verify
 from paceline.errors import PacelineError
@@ -71,6 +72,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(verify)
 app.command()(plan)
+app.command()(simulate)
 app.command(help=SCHEDULE_HELP)(schedule)
 app.command()(calibrate)
 app.command()(bench)

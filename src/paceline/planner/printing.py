@@ -16,6 +16,8 @@ _BETWEEN, _NARROWEST = 3, 20
 _NUMBERS = {
     *("bytes", "tensors", "collectives", "modelled cost", "proven bound", "classes", "variables", "calls", "took"),
     *("stage", "ranks", "time", "parameters", "kept", "in flight", "held", "sends", "samples/s"),
+    *("compute", "update", "launching", "activations", "other"),
+    *("step", "tokens/s", "MFU", "memory", "bubble", "exposed", "$/Mtoken", "gradients", "optimizer", "on a rank"),
 }
 
 

@@ -46,6 +46,22 @@ def modelled_times(cluster: Cluster, mesh: Mesh, plan: Plan) -> Times:
     )
 
 
+def slow_ranks(cluster: Cluster, ranks: int) -> dict[int, float]:
+    """Return the ranks whose devices are slower than those of the first group, and by how much."""
+    first, found, begun = cluster.groups[0], dict[int, float](), 0
+    for group in cluster.groups:
+        factor = group.slowdown * _speed(first.device) / _speed(group.device)
+        if factor != 1:
+            found.update(dict.fromkeys(range(begun, min(begun + group.devices, ranks)), factor))
+        begun += group.devices
+    return found
+
+
+def _speed(device: Device) -> float:
+    """Return what a device reaches in products, in bfloat16 where it has that."""
+    return device.peak.get("bfloat16", max(device.peak.values())) * device.rates.matmul
+
+
 class ModelledOperators:
     """Times of calls on a device.
 

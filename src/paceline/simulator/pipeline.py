@@ -193,7 +193,7 @@ class _Pipeline:
         return [piece.nbytes for name, piece in mine.items() for held in others if name in held]
 
     def _told(self, number: int, spans: Sequence[Span], step_s: float, peak: Peak) -> RankTold:
-        compute = 0.0
+        compute = launch = 0.0
         exposed: dict[str, float] = {}
         handed: dict[str, int] = {}
         before = 0.0
@@ -201,6 +201,7 @@ class _Pipeline:
             part = self.parts.get((action.op, action.stage))
             if part is not None:
                 compute += self._slow(number, part.compute_s)
+                launch += self._slow(number, part.launch_s)
                 _add(exposed, part.exposed_s)
                 _add(handed, part.handed_bytes)
             elif action.op is Op.RECEIVE:
@@ -213,14 +214,14 @@ class _Pipeline:
             _add(exposed, sums.exposed_s)
             _add(handed, sums.handed_bytes)
         update = 0.0 if self.schedule.is_asynchronous else sum(self._tail_part(n, number) for n in (NORM, UPDATE))
-        waits = step_s - compute - sum(exposed.values()) - self._slow(number, update + sums.compute_s)
+        waits = step_s - compute - launch - sum(exposed.values()) - self._slow(number, update + sums.compute_s)
         return RankTold(
             ranks=tuple(_ranks_at(self.plan.mesh, number)),
             compute_s=compute,
             exposed_s=exposed,
             bubble_s=max(0.0, waits - self.times.constant_s),
             update_s=self._slow(number, update),
-            launch_s=0.0,
+            launch_s=launch,
             handed_bytes=handed,
             peak=peak,
         )

@@ -42,6 +42,11 @@ class Walked:
     handed_bytes: Mapping[str, int]
     events: tuple[Event, ...] = ()
 
+    @property
+    def launch_s(self) -> float:
+        """Waiting for the host to start calls."""
+        return max(0.0, self.seconds - self.compute_s - sum(self.exposed_s.values()))
+
 
 def walked(graphs: Sequence[Graph | None], mesh: Mesh, times: Times) -> Walked:
     """Return what graphs take, one after the other, on ranks that are alike."""

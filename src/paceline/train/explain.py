@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
+from paceline.cluster.cluster import Cluster
 from paceline.plan import Plan
 from paceline.planner.explain import explain
 from paceline.planner.explanation import Explanation
 from paceline.planner.flow import Flow
+from paceline.planner.simulated import simulate_flow
+from paceline.simulator.simulation import Simulation
+from paceline.simulator.step import Circumstances
 from paceline.train.data import Batch, Loader, open_source
 from paceline.train.model import InFloat64, build_module
-from paceline.train.optim import states_per_element
+from paceline.train.optim import build_optimizer, states_per_element
 from paceline.train.recipe import Recipe
 
 
@@ -54,6 +58,39 @@ def flow_of_recipe(recipe: Recipe, *, tell: Callable[[str], None] = lambda _: No
     tell("reading the data and building the module")
     module, batch = _example(recipe)
     return Flow(module, batch, recipe.train.micro_batches, _autocast(recipe))
+
+
+def simulate_recipe(
+    recipe: Recipe,
+    plan: Plan | None = None,
+    *,
+    cluster: Cluster | None = None,
+    slowness: Mapping[int, float] | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Simulation:
+    """Return what a step of a recipe comes to in virtual time.
+
+    Args:
+        recipe: its module, data, precision, micro-batches and optimizer.
+        plan: by default the recipe's own.
+        cluster: see `planner.simulated.simulate`.
+        slowness: by how much single ranks compute slower than the others.
+        tell: is told what is being done, in a few words.
+
+    Raises:
+        RecipeError: the factory cannot be used.
+        DataError: the data cannot be read.
+        CaptureError, PlanError, PlacementError, ScheduleError, ClusterError: see `planner.simulated.simulate`.
+    """
+    given = Circumstances(
+        optimizer=lambda module: build_optimizer(
+            module, recipe.optimizer.name, recipe.optimizer.options, decay_vectors=recipe.optimizer.decay_vectors
+        ),
+        clips=recipe.train.clip is not None,
+        slowness=slowness or {},
+    )
+    flow = flow_of_recipe(recipe, tell=tell)
+    return simulate_flow(flow, recipe.plan() if plan is None else plan, cluster=cluster, given=given, tell=tell)
 
 
 def _autocast(recipe: Recipe) -> torch.dtype | None:
