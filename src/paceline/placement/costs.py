@@ -6,7 +6,7 @@ A roofline over the figures of a machine: they rank strategies, they are not pre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Self
 
@@ -49,6 +49,10 @@ class Costs:
     def of_machine(cls, machine: Machine) -> Self:
         """Return the costs on a machine."""
         return cls(machine=machine)
+
+    def along(self, axis: str, parts: int) -> Self:
+        """Return the prices of one axis of a mesh, of so many ranks."""
+        return replace(self, machine=self.machine.along(axis, parts))
 
     def redistribution(
         self, nbytes: float, source: Placement, target: Placement, parts: int, *, itemsize: int = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.placement.redistribute import Collective
@@ -71,6 +71,8 @@ class Machine:
         half_products: the same in types of two bytes.
         touching: bytes per second of everything else, by their number.
         links: what collectives between so many ranks take, where it was measured.
+        axes: what they take along an axis of a mesh, where that is known: axes of the same size may lie inside hosts
+            and between them.
     """
 
     per_call: float = 3e-6
@@ -78,6 +80,12 @@ class Machine:
     half_products: Curve = field(default_factory=lambda: constant(45e9))
     touching: Curve = field(default_factory=lambda: constant(20e9))
     links: Mapping[int, Links] = field(default_factory=dict)
+    axes: Mapping[str, Links] = field(default_factory=dict)
+
+    def along(self, axis: str, parts: int) -> Machine:
+        """Return the machine as an axis of so many ranks sees it."""
+        known = self.axes.get(axis)
+        return self if known is None else replace(self, links={**self.links, parts: known})
 
     def to_json(self) -> Json:
         """Return JSON values of all but links."""
@@ -96,7 +104,9 @@ class Machine:
         return cls(
             per_call=_positive(data["per_call"]),
             links=links or {},
-            **{name: _curve(data[name]) for name in _CURVES},
+            products=_curve(data["products"]),
+            half_products=_curve(data["half_products"]),
+            touching=_curve(data["touching"]),
         )
 
 

@@ -112,11 +112,12 @@ def place(
         later //= parts
         problem = Problem(program, axis, parts, meanings)
         intent = intent_of(Axis(axis), split_batch=split_batch, saves_memory=plan.memory_bytes is not None)
-        choices = options(problem, intent, costs, fixed[axis])
+        prices = costs.along(axis, parts)
+        choices = options(problem, intent, prices, fixed[axis])
         memory = None if plan.memory_bytes is None else plan.memory_bytes * later
-        solution = solve(problem, choices, costs, memory)
+        solution = solve(problem, choices, prices, memory)
         unknown.update(problem.unknown_operators())
-        program, along = lower(problem, solution, costs, regather=solution.regathers)
+        program, along = lower(problem, solution, prices, regather=solution.regathers)
         placements = {item: (*placements[item], along[item]) for item in program.inputs}
         seconds = time.perf_counter() - began
         reports.append(
