@@ -30,6 +30,11 @@ def time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
+def times(factor: float) -> str:
+    """Return a ratio, `1.08 times`."""
+    return f"{factor:.3g} times"
+
+
 def rate(count: float, seconds: float) -> str:
     """Return how many a second, with three digits or whole."""
     found = count / seconds if seconds else math.inf

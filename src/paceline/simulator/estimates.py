@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.simulator.workload import Numbers
 
 
@@ -50,3 +52,8 @@ class Estimates:
     spread: Numbers
     flops: Numbers
     link_bytes: Mapping[str, Numbers]
+
+    @property
+    def risk_s(self) -> Numbers:
+        """Seconds of a step that turns out slower by a standard deviation: what a careful choice looks at."""
+        return np.asarray(self.step_s * np.exp(self.spread))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +57,19 @@ class Pipeline:
 
     def schedule(self, micro_batches: int) -> Schedule:
         """Return what its ranks do, with messages."""
-        plain = make(self.kind.value, self.ranks, micro_batches, chunks=self.chunks)
-        return communicate(plain, Edges.chain(plain.stages))
+        return _schedule(self.kind, self.ranks, self.chunks, micro_batches)
 
     def walk(self, micro_batches: int) -> Walk:
         """Run all of them."""
         schedule = self.schedule(micro_batches)
         return Walk(schedule, run(schedule, self.durations, self.latency))
+
+
+@lru_cache(maxsize=32)
+def _schedule(kind: Kind, ranks: int, chunks: int, micro_batches: int) -> Schedule:
+    """Return what ranks do, with messages; layouts that are compared often share it, and it takes longest to make."""
+    plain = make(kind.value, ranks, micro_batches, chunks=chunks)
+    return communicate(plain, Edges.chain(plain.stages))
 
 
 @dataclass(frozen=True)
