@@ -41,6 +41,7 @@ def modelled_times(cluster: Cluster, mesh: Mesh, plan: Plan) -> Times:
         collectives=ModelledCollectives(cluster, mesh),
         launch_s=0.0 if shares else rates.launch_s,
         overlap=not shares,
+        shares_memory=shares,
         constant_s=rates.step_s,
         source=f"modelled for {device.name} in '{cluster.name}'",
     )

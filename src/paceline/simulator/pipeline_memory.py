@@ -58,7 +58,7 @@ def peaks_of_pipeline(
         times: whether ranks share memory.
         workspaces: what operators take for themselves.
     """
-    carrier = Carrier.FUNCTIONAL if times.overlap else Carrier.SHARED_MEMORY
+    carrier = Carrier.SHARED_MEMORY if times.shares_memory else Carrier.FUNCTIONAL
     read = partial(
         lifetimes,
         constants=step.constants,

@@ -73,7 +73,7 @@ def simulate_step(step: Step, plan: Plan, times: Times, given: Circumstances | N
     phases.end(begun)
     if times.constant_s:
         ranks.skip(np.full_like(ranks.now, times.constant_s))
-    carrier = Carrier.FUNCTIONAL if times.overlap else Carrier.SHARED_MEMORY
+    carrier = Carrier.SHARED_MEMORY if times.shares_memory else Carrier.FUNCTIONAL
     peak = peak_of_step(step, plan, update, carrier, given.micro_batches, given.workspaces)
     account = _Account(passes_end, passes_computed, passes_exposed)
     return Simulation(

@@ -46,8 +46,9 @@ class Times:
         collectives: seconds of what ranks do together.
         launch_s: seconds that the host takes to start a call on a device that computes by itself; 0 where host and
             device are one. The host runs ahead, and the device waits for it where its calls are shorter.
-        overlap: collectives go on while a rank computes. Between ranks that share memory the thread that computes does
-            them when it waits for them, and nothing is hidden.
+        overlap: collectives go on while a rank computes. On a host they take a core of the ranks that compute, so they
+            are counted where they are waited for, and nothing is hidden.
+        shares_memory: ranks exchange where tensors lie, see `runtime.shared`; otherwise what is received is new.
         constant_s: seconds of a step whatever it computes.
         source: who says so, in words for a table.
     """
@@ -56,5 +57,6 @@ class Times:
     collectives: CollectiveTimes
     launch_s: float = 0.0
     overlap: bool = True
+    shares_memory: bool = False
     constant_s: float = 0.0
     source: str = ""
