@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +16,18 @@ from paceline.bench.collectives import Settings, _summary, main
 from paceline.bench.exchange_jobs import Way, _checked, repetitions
 from paceline.bench.exchange_table import print_tables
 from paceline.bench.exchanges import Exchange, Kind
+from paceline.bench.expected import expected_cluster, expected_seconds
 from paceline.bench.groups import GLOO, Groups
-from paceline.errors import RecipeError
+from paceline.cluster.collectives import collective_seconds
+from paceline.cluster.files import load, save
+from paceline.errors import ClusterError, RecipeError
 from paceline.runtime.job.world import World
+from paceline.simulator.calibration.calibrate import default_path
 from tests.ranks import ranks
 
 
 def test_one_run(capsys: pytest.CaptureFixture[str]) -> None:
-    result = json.loads(json.dumps(main({"sizes": "64,4k", "ranks": "2", "rounds": "2"})))
+    result = json.loads(json.dumps(main({"sizes": "64,4k", "ranks": "2", "rounds": "2", "cluster": "none"})))
     in_place = {"shm_in_place_us", "gloo_over_in_place", "in_place_over_bound"}
     expected = {"shm_us", "gloo_us", "bound_us", "gloo_over_shm"}
     if result["machine"]["shm"] == "shared memory":  # in Python, where there is no compiler, nothing is in place
@@ -39,6 +44,40 @@ def test_one_run(capsys: pytest.CaptureFixture[str]) -> None:
             assert {f"{way}_us" for way in found["gb_s"]} == {key for key in expected if key.endswith("_us")}
     assert result["machine"]["cores"] >= 1 and result["machine"]["shm"].startswith("shared memory")
     assert "all_reduce, 2 ranks" in capsys.readouterr().out
+
+
+def test_expected_stands_beside_measured() -> None:
+    times = {str(way): [[1e-3, 2e-3]] for way in Way}
+    expected = expected_seconds(load("laptop"), Exchange(Kind.ALL_REDUCE, 4096, ranks=2))
+    found = _summary(4096, [times] * 2, expected)
+    assert found["expected"]["us"] == pytest.approx(expected * 1e6)
+    assert found["expected"]["gb_s"] == pytest.approx(4096 / expected * 1e-9)
+    machine: dict[str, Any] = {"cores": 2, "processor": "P", "torch": "T", "load_before": 0.0, "shm": "S"}
+    settings = {"rounds": 1, "cluster": "laptop"}
+    result = {"collectives": {"2": {"all_reduce": {"4096": found}}}, "settings": settings, "machine": machine}
+    console = Console(width=180, file=io.StringIO())
+    print_tables(console, result)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "the cluster 'laptop'" in text and "expected," in text
+    assert f"{found['expected']['gb_s'] * 1e3:.0f}" in text
+
+
+def test_an_all_to_all_is_counted_as_all_ranks_send_it() -> None:
+    cluster = load("laptop")
+    each = expected_seconds(cluster, Exchange(Kind.ALL_TO_ALL, 1 << 20, ranks=4))
+    assert each == pytest.approx(float(collective_seconds(cluster.of(4), "all_to_all", 4 << 20, 4, 1)))
+
+
+def test_the_cluster_that_was_calibrated_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    assert expected_cluster("auto") is None and expected_cluster("none") is None
+    save(load("laptop"), default_path())
+    assert expected_cluster("auto") == load("laptop")
+    monkeypatch.setenv("PACELINE_CACHE", "off")
+    assert expected_cluster("auto") is None
+    with pytest.raises(ClusterError, match="Did you mean 'dgx-h100'"):
+        expected_cluster("dgx-h10")
 
 
 @pytest.mark.parametrize(
@@ -62,6 +101,7 @@ def test_settings() -> None:
     assert Settings.read({}).sizes[0] == 64 and Settings.read({}).sizes[-1] == 64 << 20
     read = Settings.read({"sizes": "64,4k,16M,64", "ranks": "4", "kinds": "broadcast", "rounds": "3"})
     assert read == Settings((64, 4 << 10, 16 << 20), (4,), (Kind.BROADCAST,), 3)
+    assert Settings.read({"cluster": "laptop"}).cluster == "laptop"
 
 
 @pytest.mark.parametrize(

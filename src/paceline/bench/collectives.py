@@ -1,25 +1,27 @@
 """`paceline bench collectives`: the backend `shm` against Gloo and the memory's own copy speed, in one interleaved run.
 
 Settings (`--set key=value`): `sizes` (in bytes, such as `64,4k,16M`), `ranks`, `kinds` (all separated by commas),
-`rounds`.
+`rounds`, `cluster` (whose expected times stand beside).
 """
 
 from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from paceline.bench import options as given
 from paceline.bench.exchange_jobs import Job, Times, Way, repetitions
 from paceline.bench.exchange_table import print_tables
-from paceline.bench.exchanges import DTYPE, Kind
+from paceline.bench.exchanges import DTYPE, Exchange, Kind
+from paceline.bench.expected import AUTO, expected_cluster, expected_seconds
 from paceline.bench.groups import SHM
 from paceline.bench.machine import machine, table_console
 from paceline.bench.results import found
 from paceline.bench.statistics import ratios, slowest, spread
+from paceline.cluster.cluster import Cluster
 from paceline.errors import RecipeError
 from paceline.runtime.job.launch import launch
 from paceline.shm import unavailable
@@ -40,6 +42,7 @@ class Settings:
     ranks: tuple[int, ...] = (2, 4)
     kinds: tuple[Kind, ...] = tuple(Kind)
     rounds: int = 10
+    cluster: str = AUTO
 
     @classmethod
     def read(cls, options: dict[str, str]) -> Settings:
@@ -59,6 +62,8 @@ class Settings:
                     settings = replace(settings, kinds=given.names(key, text, list(Kind)))
                 case "rounds":
                     settings = replace(settings, rounds=given.whole_number(key, text, least=1))
+                case "cluster":
+                    settings = replace(settings, cluster=text)
                 case _:
                     raise given.unknown(key, list(cls.__dataclass_fields__))
         for ranks in settings.ranks:
@@ -76,8 +81,10 @@ def main(options: dict[str, str]) -> dict[str, Any]:
 
     Raises:
         RecipeError: a setting is unknown, or this machine has no backend `shm`.
+        ClusterError: there is no such cluster.
     """
     settings = Settings.read(options)
+    cluster = expected_cluster(settings.cluster)
     reason = unavailable()
     if reason is not None:
         raise RecipeError(f"there is nothing to compare: no backend '{SHM}' on this machine: {reason}")
@@ -86,17 +93,20 @@ def main(options: dict[str, str]) -> dict[str, Any]:
         "settings": {
             "rounds": settings.rounds,
             "repetitions": {str(size): repetitions(size) for size in settings.sizes},
+            "cluster": None if cluster is None else cluster.name,
         },
         "machine": machine(),
     }
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         for ranks in settings.ranks:
-            result["collectives"][str(ranks)], result["machine"]["shm"] = _run(ranks, settings, Path(folder))
+            result["collectives"][str(ranks)], result["machine"]["shm"] = _run(ranks, settings, Path(folder), cluster)
     print_tables(table_console(), result)
     return result
 
 
-def _run(ranks: int, settings: Settings, folder: Path) -> tuple[dict[str, dict[str, dict[str, Any]]], str]:
+def _run(
+    ranks: int, settings: Settings, folder: Path, cluster: Cluster | None
+) -> tuple[dict[str, dict[str, dict[str, Any]]], str]:
     """Return what some ranks found, by kind and bytes; and how the backend `shm` works on this machine, in words."""
     own = folder / str(ranks)
     own.mkdir()
@@ -110,14 +120,14 @@ def _run(ranks: int, settings: Settings, folder: Path) -> tuple[dict[str, dict[s
     )
     left = found(own, ranks)
     taken = [rank["times"] for rank in left]
-    figures = {
-        str(kind): {str(size): _summary(size, [times[kind][str(size)] for times in taken]) for size in settings.sizes}
-        for kind in settings.kinds
-    }
+    figures: dict[str, dict[str, dict[str, Any]]] = {str(kind): {} for kind in settings.kinds}
+    for kind, size in product(settings.kinds, settings.sizes):
+        expected = None if cluster is None else expected_seconds(cluster, Exchange(kind, size, ranks))
+        figures[str(kind)][str(size)] = _summary(size, [times[kind][str(size)] for times in taken], expected)
     return figures, left[0]["shm"]
 
 
-def _summary(size: int, taken: list[Times]) -> dict[str, Any]:
+def _summary(size: int, taken: list[Times], expected_s: float | None = None) -> dict[str, Any]:
     """Return what the repetitions of all ranks say about one collective of one size; without keys of ways not taken."""
     ways = [way for way in Way if way in taken[0]]
     rounds = {way: [slowest(ranks) for ranks in zip(*(times[way] for times in taken), strict=True)] for way in ways}
@@ -132,6 +142,7 @@ def _summary(size: int, taken: list[Times]) -> dict[str, Any]:
         **{f"{way}_us": overall[way].median * 1e6 for way in ways},
         **{name: ratio.median for name, ratio in compared.items()},
         "gb_s": {way: size / overall[way].median * 1e-9 for way in ways},
+        **({} if expected_s is None else {"expected": {"us": expected_s * 1e6, "gb_s": size / expected_s * 1e-9}}),
         "spread": {
             **{
                 f"{way}_us": {

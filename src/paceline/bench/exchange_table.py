@@ -28,6 +28,9 @@ def print_tables(console: Console, result: dict[str, Any]) -> None:
         highlight=False,
     )
     warn_of_load(console, machine)
+    cluster = result["settings"].get("cluster")
+    if cluster is not None:
+        console.print(f"Expected: what the cluster '{cluster}' says of as many neighbouring ranks.", highlight=False)
     for ranks, kinds in result["collectives"].items():
         crowded = "" if int(ranks) <= machine["cores"] else f", more ranks than cores ({machine['cores']})"
         for kind, sizes in kinds.items():
@@ -36,7 +39,8 @@ def print_tables(console: Console, result: dict[str, Any]) -> None:
 
 def _table(title: str, sizes: dict[str, Any]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for head in ("bytes", *_HEADS.values(), "shm,\nMB/s", "in place,\nMB/s", *_RATIOS.values()):
+    expected = ["expected,\nMB/s"] if any("expected" in found for found in sizes.values()) else []
+    for head in ("bytes", *_HEADS.values(), "shm,\nMB/s", "in place,\nMB/s", *expected, *_RATIOS.values()):
         table.add_column(head, justify="right")
     for size, found in sizes.items():
         rates = found["gb_s"]
@@ -44,6 +48,7 @@ def _table(title: str, sizes: dict[str, Any]) -> Table:
             _bytes(int(size)),
             *(_microseconds(found, f"{way}_us") if f"{way}_us" in found else "" for way in _HEADS),
             *(f"{rates[way] * 1e3:.0f}" if way in rates else "" for way in (Way.SHM, Way.SHM_IN_PLACE)),
+            *([f"{found['expected']['gb_s'] * 1e3:.0f}"] if expected else []),
             *(f"{found[name]:.2f}" if name in found else "" for name in _RATIOS),
         )
     return table
