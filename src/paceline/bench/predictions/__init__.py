@@ -91,8 +91,7 @@ def main(options: dict[str, str]) -> dict[str, Any]:
         result["rows"] = [_row(row) for row in found]
     print_tables(table_console(), result)
     if settings.profiles is not None:
-        chosen = [row.sample for row in found if row.fitted and not row.sample.is_memory]
-        write_profiles(settings.profiles, used.fits, chosen)
+        write_profiles(settings.profiles, used.fits, used.rows)
     if settings.markdown is not None:
         write_section(settings.markdown, SECTION, lines_of_page(result, settings.data.name))
     return result

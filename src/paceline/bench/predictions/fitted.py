@@ -33,11 +33,13 @@ class Profiles:
         clusters: by their names.
         lines: of rows that were fitted.
         fits: by kind of device, what a fit of this run found; empty where the shipped profiles are used.
+        rows: by kind of device, what it was fitted to.
     """
 
     clusters: Mapping[str, Cluster]
     lines: frozenset[int]
     fits: Mapping[str, Fitted]
+    rows: Mapping[str, Sequence[Sample]]
 
 
 def chosen_lines(given: str | None, samples: Sequence[Sample]) -> frozenset[int] | None:
@@ -107,21 +109,22 @@ def profiles(samples: Sequence[Sample], clusters: Mapping[str, Cluster], lines: 
     if lines is None:
         known = shipped_identities()
         own = frozenset(line for sample in samples if sample.identity in known for line in sample.lines)
-        return Profiles(clusters, own, {})
+        return Profiles(clusters, own, {}, {})
     chosen = [sample for sample in samples if not sample.is_memory and lines & set(sample.lines)]
-    changed, fits = dict(clusters), {}
+    changed, fits, fitted_to = dict(clusters), {}, {}
     for device in sorted({cluster.slowest.device.name for cluster in clusters.values()}):
         mine = {name for name, cluster in clusters.items() if cluster.slowest.device.name == device}
         rows = [sample for sample in chosen if sample.configuration.cluster in mine]
         if not rows:
             continue
         start = clusters[min(mine)].slowest.device.rates
+        fitted_to[device] = rows
         likely = with_likely_micro_batches(rows, clusters)
         fits[device] = fit(to_fit(likely, clusters), start, hold=min(_HOLD * len(rows), _HOLD_MOST))
         for name in mine:
             changed[name] = with_rates(changed[name], fits[device].rates)
     fitted = frozenset(line for sample in chosen for line in sample.lines)
-    return Profiles(changed, fitted, fits)
+    return Profiles(changed, fitted, fits, fitted_to)
 
 
 def to_fit(samples: Sequence[Sample], clusters: Mapping[str, Cluster]) -> list[Measured]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,21 @@ _HEADER = """\
 # Published runs to which the shipped profiles were fitted: the name of each, its line and what it is.
 # Written by: paceline bench predictions --data FILE --fit-rows LIST --set profiles=FOLDER
 """
+_DEVICE = "# Device: "
 _DIGITS = 4
 """Of a coefficient that is written."""
 
 
 def shipped_identities() -> frozenset[str]:
     """Return the names of the runs to which the shipped profiles were fitted."""
-    text = resources.files("paceline.bench.predictions").joinpath(FITTED_ROWS).read_text(encoding="utf-8")
+    text = resources.files("paceline").joinpath("clusters", "devices", FITTED_ROWS).read_text(encoding="utf-8")
     return frozenset(line.split()[0] for line in text.splitlines() if line.strip() and not line.startswith("#"))
 
 
-def write_profiles(folder: Path, fits: Mapping[str, Fitted], fitted: Iterable[Sample]) -> None:
+def write_profiles(folder: Path, fits: Mapping[str, Fitted], fitted: Mapping[str, Sequence[Sample]]) -> None:
     """Write the rates of each fitted kind of device into its file in a folder, and the list of rows beside them.
+
+    In the list the rows of other kinds of devices stay as they are.
 
     Raises:
         DataError: the folder has no file for a device, or cannot be written.
@@ -43,9 +46,26 @@ def write_profiles(folder: Path, fits: Mapping[str, Fitted], fitted: Iterable[Sa
             if not file.is_file():
                 raise DataError(f"profiles={folder}: there is no {file.name} to write the rates of {device} into.")
             file.write_text(with_rates_written(file.read_text(encoding="utf-8"), found.rates), encoding="utf-8")
-        (folder / FITTED_ROWS).write_text(_HEADER + "".join(map(_named, fitted)), encoding="utf-8")
+        listed = folder / FITTED_ROWS
+        before = listed.read_text(encoding="utf-8") if listed.is_file() else ""
+        sections = _sections(before) | {device: "".join(map(_named, fitted[device])) for device in fits}
+        text = "".join(f"\n{_DEVICE}{device}\n{rows}" for device, rows in sorted(sections.items()))
+        listed.write_text(_HEADER + text, encoding="utf-8")
     except OSError as error:
         raise DataError(f"profiles={folder} cannot be written: {error}.") from error
+
+
+def _sections(text: str) -> dict[str, str]:
+    """Return the lines of a list of fitted rows by the kind of device that they stand under."""
+    sections: dict[str, str] = {}
+    device = ""
+    for line in text.splitlines():
+        if line.startswith(_DEVICE):
+            device = line.removeprefix(_DEVICE)
+            sections[device] = ""
+        elif device and line.strip():
+            sections[device] += f"{line}\n"
+    return sections
 
 
 def with_rates_written(text: str, rates: Rates) -> str:
