@@ -54,6 +54,13 @@ def test_ranks_that_help_each_other_have_a_negative_fraction_and_a_prediction_th
     assert fraction < 0 and amdahl_speedup(fraction, 8) == 8 and amdahl_limit(fraction) == math.inf
 
 
+def test_ranks_that_hinder_each_other_have_a_fraction_above_one_and_no_speed_up() -> None:
+    fraction = fit_amdahl([1, 2], [1.0, 2.0])
+    assert fraction > 1 and amdahl_speedup(fraction, 8) == amdahl_limit(fraction) == 1
+    grown = fit_gustafson([1, 2], [1.0, 3.0])
+    assert grown > 1 and gustafson_speedup(grown, 8) == 1
+
+
 def test_each_number_of_ranks_counts_alike() -> None:
     """A fit of seconds themselves would hardly see what eight ranks took."""
     seconds = 100 / amdahl_speedup(0.02, [1, 2, 4, 8])

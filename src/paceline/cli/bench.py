@@ -19,6 +19,11 @@ BENCHES = {
     "pipelines": ("paceline.bench.pipelines", "schedules against PyTorch's pipelines and what is possible"),
     "models": ("paceline.bench.models", "families of models, each on many meshes, against its serial module"),
     "predictions": ("paceline.bench.predictions", "published training runs (--data), predicted beside measured"),
+    "scaling": (
+        "paceline.bench.scaling",
+        "strong and weak scaling, with the fractions of Amdahl and Gustafson that fit",
+    ),
+    "steps": ("paceline.bench.steps", "step time and memory of five models on this machine, predicted beside measured"),
     "collectives": ("paceline.bench.collectives", "shared memory against Gloo and the memory's copy speed, by size"),
 }
 

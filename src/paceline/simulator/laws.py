@@ -2,7 +2,8 @@
 
 G. M. Amdahl, "Validity of the single processor approach to achieving large scale computing capabilities", AFIPS 1967;
 J. L. Gustafson, "Reevaluating Amdahl's law", CACM 31(5), 1988. A fraction that is fitted to measurements may come out
-below 0 (ranks help each other, with caches for example); what is predicted from it takes it for 0.
+below 0 (ranks help each other, with caches for example) or above 1 (they hinder each other); what is predicted from it
+takes it for 0 or 1.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ _LIKELY = (0.05, 0.95)
 
 def amdahl_speedup(fraction: float, ranks: ArrayLike) -> Numbers:
     """Return by how much a fixed problem with a serial fraction is faster on ranks: 1 / (s + (1 - s) / n)."""
-    serial = max(fraction, 0.0)
+    serial = _share(fraction)
     return np.asarray(1 / (serial + (1 - serial) / np.asarray(ranks, dtype=np.float64)))
 
 
 def amdahl_limit(fraction: float) -> float:
     """Return what no number of ranks exceeds."""
-    return 1 / fraction if fraction > 0 else math.inf
+    serial = _share(fraction)
+    return 1 / serial if serial else math.inf
 
 
 def gustafson_speedup(fraction: float, ranks: ArrayLike) -> Numbers:
@@ -37,7 +39,7 @@ def gustafson_speedup(fraction: float, ranks: ArrayLike) -> Numbers:
     The fraction is that of the time on ranks, not of the time on one.
     """
     many = np.asarray(ranks, dtype=np.float64)
-    return np.asarray(many - max(fraction, 0.0) * (many - 1))
+    return np.asarray(many - _share(fraction) * (many - 1))
 
 
 def fit_amdahl(ranks: ArrayLike, seconds: ArrayLike) -> Numbers:
@@ -105,6 +107,10 @@ def fitted(
     picks = random.integers(len(taken), size=(_DRAWS, len(taken)))
     low, high = np.quantile(fit(ranks, np.median(taken[picks], axis=1)), _LIKELY)
     return Fitted(float(fit(ranks, np.median(taken, axis=0))), float(low), float(high))
+
+
+def _share(fraction: float) -> float:
+    return min(max(fraction, 0.0), 1.0)
 
 
 def _checked(ranks: ArrayLike, seconds: ArrayLike) -> tuple[Numbers, Numbers]:
