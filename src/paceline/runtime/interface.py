@@ -89,6 +89,11 @@ class ParallelModule(nn.Module, ABC):
                 self.add_module(f"rank{rank}", tree)
 
     @property
+    def peers(self) -> Peers:
+        """The ranks of this process, and the way to the others."""
+        return self._peers
+
+    @property
     def input_shard(self) -> tuple[int, int]:
         """(index, count) of this process's part of a batch that is split."""
         return (0, 1) if self._peers.alone else (self.mesh.batch_part(self.ranks[0]), self.mesh.batch_parts)

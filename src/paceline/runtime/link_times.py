@@ -8,7 +8,7 @@ memory add up or gather is measured where it lies in a step: sums of gradients i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +79,7 @@ def measured_collectives(
     peers: Peers,
     mesh: Mesh,
     *,
+    axes: Collection[str] | None = None,
     sizes: Sequence[int] = SIZES,
     kinds: Sequence[str] = KINDS,
     tell: Callable[[str], None] = lambda what: None,
@@ -88,6 +89,7 @@ def measured_collectives(
     Args:
         peers: the ranks.
         mesh: that they were connected with.
+        axes: along which; by default all of the mesh.
         sizes: bytes of whole tensors.
         kinds: of `KINDS`.
         tell: told of each kind before it is measured.
@@ -95,7 +97,7 @@ def measured_collectives(
     device = peers.devices[0]
     points: dict[str, dict[str, Points]] = {}
     for axis, parts in mesh.axes if not peers.alone else ():
-        if parts == 1:
+        if parts == 1 or (axes is not None and axis not in axes):
             continue
         ways = _Ways(peers.executor, peers.groups[axis], axis, parts, device)
         points[axis] = {}
