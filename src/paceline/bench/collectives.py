@@ -1,7 +1,7 @@
 """`paceline bench collectives`: the backend `shm` against Gloo and the memory's own copy speed, in one interleaved run.
 
 Settings (`--set key=value`): `sizes` (in bytes, such as `64,4k,16M`), `ranks`, `kinds` (all separated by commas),
-`rounds`, `cluster` (whose expected times stand beside).
+`rounds`, `cluster` (whose expected times stand beside). With `--data FILE`, published bandwidths are judged instead.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench import options as given
+from paceline.bench import published_exchanges
 from paceline.bench.exchange_jobs import Job, Times, Way, repetitions
 from paceline.bench.exchange_table import print_tables
 from paceline.bench.exchanges import DTYPE, Exchange, Kind
@@ -83,6 +84,8 @@ def main(options: dict[str, str]) -> dict[str, Any]:
         RecipeError: a setting is unknown, or this machine has no backend `shm`.
         ClusterError: there is no such cluster.
     """
+    if "data" in options:
+        return published_exchanges.main(Path(options["data"]))
     settings = Settings.read(options)
     cluster = expected_cluster(settings.cluster)
     reason = unavailable()
