@@ -34,7 +34,12 @@ def bench(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the benchmark.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FILE", help="Of predictions: a CSV file of published runs; of collectives: of published bandwidths.")
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Of predictions: a CSV file of published runs; of collectives: of published bandwidths.",
+        ),
     ] = None,
     fit_rows: Annotated[
         str | None,
