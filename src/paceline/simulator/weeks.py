@@ -74,7 +74,7 @@ class Weeks:
         return best_interval(self.checkpoints.stall_s, self.interruptions.mean_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; their keys are told in docs/planning.md."""
+        """Return plain values; their keys are told in docs/scale.md."""
         return {
             "mean_s": self.interruptions.mean_s,
             "horizon_s": self.horizon_s,
