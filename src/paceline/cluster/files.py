@@ -20,8 +20,8 @@ from paceline.documents.complaints import complaints
 from paceline.documents.source import Genre, Source, read_source
 from paceline.errors import ClusterError, nearest
 
-_CLUSTER = Genre("cluster", ClusterError, "keys such as 'device:' and 'levels:'")
-_DEVICE = Genre("device", ClusterError, "keys such as 'peak:' and 'memory:'")
+_CLUSTER = Genre("cluster", ClusterError, "keys such as 'device:' and 'levels:'", "there is no cluster ")
+_DEVICE = Genre("device", ClusterError, "keys such as 'peak:' and 'memory:'", "there is no device ")
 
 
 def names() -> list[str]:

@@ -40,14 +40,16 @@ class Genre:
         word: what users call it.
         error: what is raised about it.
         example: what its mapping is of.
+        absent: what is said before the path of a file that is not there.
     """
 
     word: str
     error: type[PacelineError]
     example: str
+    absent: str = "there is no file "
 
 
-RECIPE = Genre("recipe", RecipeError, "sections such as 'train:'")
+RECIPE = Genre("recipe", RecipeError, "sections such as 'train:'", "there is no recipe ")
 
 
 @dataclass
@@ -125,7 +127,7 @@ def read_source(path: Path, genre: Genre = RECIPE) -> Source:
     except FileNotFoundError as error:
         beside = sorted(p.name for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         there = f"; {genre.word}s there: {', '.join(beside)}" if beside else ""
-        raise genre.error(f"there is no {genre.word} {path}{there}.{nearest(path.name, beside)}") from error
+        raise genre.error(f"{genre.absent}{path}{there}.{nearest(path.name, beside)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise genre.error(f"{genre.word} {path} cannot be read: {error}.") from error
     return parse_source(text, str(path), genre)
