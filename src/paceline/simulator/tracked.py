@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,24 +34,25 @@ class Tracked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in
         self.held = Held.ACTIVATIONS
         self._memory = memory
         self._mode = mode
+        self._sees = True
         self._storages: dict[int, Storage] = {}
         self._alive: Counter[int] = Counter()
 
     def new(self, like: Tensor, held: Held) -> Tensor:
         """Return a tensor in memory of its own."""
-        with self._mode:
+        with self._unseen():
             made = torch.empty(tuple(like.shape), dtype=like.dtype, device=like.device)
         return self._watch(made, Storage(made.untyped_storage().nbytes(), held))
 
     def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return room for what is received."""
-        with self._mode:
+        with self._unseen():
             made = torch.empty(tuple(shape), dtype=dtype)
         return self._watch(made, Storage(made.untyped_storage().nbytes(), Held.EXCHANGED))
 
     def like(self, value: Tensor, storage: Storage) -> Tensor:
         """Return a tensor like one that lies in a storage."""
-        with self._mode:
+        with self._unseen():
             made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device=value.device)
         return self._watch(made, storage)
 
@@ -60,11 +62,21 @@ class Tracked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in
             return Storage(0, Held.ACTIVATIONS)
         return self._storages[storage_key(value)]
 
+    @contextlib.contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Make tensors without data that are watched by hand."""
+        self._sees = False
+        try:
+            with self._mode:
+                yield
+        finally:
+            self._sees = True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _NUMBER and is_fake(args[0]):
             return 1.0
         made = func(*args, **(kwargs or {}))
-        for value in pytree.tree_leaves(made):
+        for value in pytree.tree_leaves(made) if self._sees else ():
             if is_fake(value):
                 known = self._storages.get(storage_key(value))
                 self._watch(value, known or Storage(value.untyped_storage().nbytes(), self.held))
