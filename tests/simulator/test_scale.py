@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from paceline.cluster.cluster import Cluster, Group
 from paceline.cluster.files import load
+from paceline.cluster.rates import Rates
 from paceline.errors import PlanError
 from paceline.schedule import Edges, communicate, make
 from paceline.simulator.classes import classes, expected_maximum, slowest_factor
-from paceline.simulator.estimate import estimate
+from paceline.simulator.estimate import correction, estimate
 from paceline.simulator.flow import Pipeline, flow
 from paceline.simulator.footprint import footprints_of_ends
 from paceline.simulator.layouts import SCHEDULES, Layouts
@@ -26,7 +27,14 @@ from paceline.trace import from_chrome, to_chrome
 EVEN = transformer(layers=32, hidden=8192, heads=64, sequence=2048, vocabulary=1024)
 """Its embedding and head weigh nothing beside its layers."""
 GPT = transformer(layers=30, hidden=4096, heads=32, sequence=2048, vocabulary=51200, dropout=True)
-MACHINE = load("dgx-h100")
+FITTED = load("dgx-h100")
+MACHINE = dataclasses.replace(
+    FITTED,
+    groups=tuple(
+        dataclasses.replace(group, device=dataclasses.replace(group.device, rates=Rates())) for group in FITTED.groups
+    ),
+)
+"""Without coefficients that are fitted anew now and then."""
 
 
 def layout(**given: object) -> Layouts:
@@ -109,6 +117,15 @@ def test_without_stages_it_is_the_closed_form(given: dict[str, object]) -> None:
             assert found.exposed_s[axis] == pytest.approx(seconds[0], rel=0.01)
         assert found.optimizer_s == pytest.approx(expected.optimizer_s[0])
     assert found.bubble_s == pytest.approx(0, abs=1e-9)
+
+
+def test_what_fitted_rows_leave_over_corrects_both_alike() -> None:
+    which = layout(pp=1, dp=16, recompute=1)
+    assert correction(GPT, which, FITTED.of(128))[0][0] != 1
+    found, expected = simulate_layout(GPT, which, FITTED), estimate(GPT, which, FITTED.of(128))
+    assert found.compute_s == pytest.approx(expected.compute_s[0])
+    assert found.constant_s == pytest.approx(expected.constant_s[0])
+    assert found.step_s == pytest.approx(expected.step_s[0], rel=0.01)
 
 
 @pytest.mark.parametrize("schedule", range(len(SCHEDULES)), ids=SCHEDULES)

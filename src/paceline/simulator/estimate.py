@@ -22,11 +22,7 @@ def estimate(workload: Workload, layouts: Layouts, cluster: Cluster) -> Estimate
     """
     demand = step_demand(workload, layouts, cluster)
     parts = step_parts(demand, workload, layouts, cluster)
-    rates = cluster.slowest.device.rates
-    factor, spread = np.ones(len(layouts)), np.full(len(layouts), rates.spread)
-    if rates.residuals:
-        expected, spread = kriged(coordinates(workload, layouts), rates.residuals)
-        factor = np.exp(expected)
+    factor, spread = correction(workload, layouts, cluster)
 
     def corrected(values: Numbers) -> Numbers:
         return np.asarray(factor * values)
@@ -42,6 +38,15 @@ def estimate(workload: Workload, layouts: Layouts, cluster: Cluster) -> Estimate
         flops=np.broadcast_to(model_flops(workload, layouts), len(layouts)),
         link_bytes=sent_bytes(workload, demand, layouts, cluster),
     )
+
+
+def correction(workload: Workload, layouts: Layouts, cluster: Cluster) -> tuple[Numbers, Numbers]:
+    """Return by what fitted rows nearby say that all parts are to be multiplied, and how sure that makes a step."""
+    rates = cluster.slowest.device.rates
+    if not rates.residuals:
+        return np.ones(len(layouts)), np.full(len(layouts), rates.spread)
+    expected, spread = kriged(coordinates(workload, layouts), rates.residuals)
+    return np.exp(expected), spread
 
 
 def model_flops(workload: Workload, layouts: Layouts) -> Numbers:

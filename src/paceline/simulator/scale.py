@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from paceline.cluster.cluster import Cluster
+from paceline.cluster.cluster import Cluster, Group
 from paceline.errors import PlanError
 from paceline.schedule import Kind, Op
 from paceline.schedule.places import Replicas, one_each, round_robin, v_shape
 from paceline.simulator.classes import Class, classes, slowest_factor
+from paceline.simulator.device_seconds import wide_of
 from paceline.simulator.endings import Endings, endings, of_ranks
+from paceline.simulator.estimate import correction
 from paceline.simulator.estimates import Footprint
 from paceline.simulator.flow import Durations, Flow, Pipeline, flow
 from paceline.simulator.footprint import kept_bytes, rank_footprint
@@ -104,14 +106,16 @@ class _Model:
     """What a layout's passes take, each block's asked for once."""
 
     def __init__(self, workload: Workload, layout: Layouts, cluster: Cluster, jitter: float) -> None:
-        self.workload, self.layout, self.cluster, self.jitter = workload, layout, cluster, jitter
+        factor = float(correction(workload, layout, cluster)[0][0])
+        self.workload, self.layout, self.jitter = workload, layout, jitter
+        self.cluster = _corrected(cluster, factor)
         self.kind, self.ranks = kind_of(layout), int(layout.pp[0])
         self.chunks = int(layout.chunks[0]) if self.kind is Kind.INTERLEAVED else 1
         self.places = _places(self.kind, self.ranks, self.chunks)
-        self.rates = cluster.slowest.device.rates
-        self.growth = 1 + self.rates.growth * float(doublings(layout, cluster).max())
+        self.rates = self.cluster.slowest.device.rates
+        self.growth = factor * (1 + self.rates.growth * float(doublings(layout, cluster).max()))
         self._units = occurrences(workload)
-        self._known: dict[tuple[str, int], Passes] = {}
+        self._known: dict[tuple[int, int], Passes] = {}  # by the block's place in memory, and the group
 
     def divided(self) -> Stages:
         """Return the blocks of stages of which the slowest is quickest."""
@@ -125,10 +129,11 @@ class _Model:
 
     def of(self, block: Block, group: int) -> Passes:
         """Return what a block takes on the devices of a group, with their links."""
-        key = block.name, group
+        key = id(block), group
         if key not in self._known:
             alone = replace(self.cluster, groups=(replace(self.cluster.groups[group], devices=self.cluster.devices),))
-            found = block_passes(block, self.layout, alone, self.workload.precision.dtype)
+            dtype = self.workload.precision.dtype
+            found = block_passes(block, self.layout, alone, dtype if block.repeats else wide_of(dtype))
             self._known[key] = found.scaled(self.growth)
         return self._known[key]
 
@@ -167,6 +172,18 @@ class _Model:
             found[Op.BACKWARD_WEIGHT, stage] = each.weights
             found[Op.SEND, stage] = float(sent.send[stage])
         return found
+
+
+def _corrected(cluster: Cluster, factor: float) -> Cluster:
+    """Return the cluster with all that is not a pass so many times longer; see `estimate.correction`."""
+    longer = ("exchange", "transfer", "optimizer", "step_s", "step_growth_s")
+
+    def corrected(group: Group) -> Group:
+        rates = group.device.rates
+        rates = replace(rates, **{name: factor * getattr(rates, name) for name in longer})
+        return replace(group, device=replace(group.device, rates=rates))
+
+    return replace(cluster, groups=tuple(map(corrected, cluster.groups)))
 
 
 def kind_of(layout: Layouts) -> Kind:
@@ -241,19 +258,15 @@ def _exposed(model: _Model, passes: Sequence[Passes], sent: Traffic, through: Fl
 
 def _memory(model: _Model, stages: Stages, through: Flow) -> Footprint:
     """Return what each rank of the pipeline holds at its peak."""
-    layout = model.layout
-    kept = [float(sum((kept_bytes(block, layout).sum() for block in blocks), start=0.0)) for blocks in stages]
-    activations = through.peak(kept)
+    layout, blocks = model.layout, model.workload.blocks
+    kept = {id(block): float(np.sum(kept_bytes(block, layout))) for block in blocks}
+    activations = through.peak([sum(kept[id(block)] for block in of_stage) for of_stage in stages])
     found = []
     for rank in range(model.ranks):
         mine = [stage for stage, (on,) in enumerate(model.places) if on == rank]
-        names = Counter(block.name for stage in mine for block in stages[stage])
-        held = [(block, np.asarray(float(names[block.name]))) for block in model.workload.blocks if names[block.name]]
+        counts = Counter(id(block) for stage in mine for block in stages[stage])
+        held = [(block, np.asarray(float(counts[id(block)]))) for block in blocks if counts[id(block)]]
         copies = np.asarray(0 not in mine)
         found.append(rank_footprint(model.workload, layout, held, copies, np.asarray(activations[rank])))
-    return Footprint(
-        *(
-            np.array([float(np.asarray(getattr(each, name)).reshape(-1)[0]) for each in found])
-            for name in ("parameters", "gradients", "optimizer", "activations", "buffers")
-        )
-    )
+    names = [field.name for field in fields(Footprint)]
+    return Footprint(**{name: np.array([float(np.sum(getattr(each, name))) for each in found]) for name in names})
