@@ -79,7 +79,7 @@ PRACTICES = (
         scattered=True,
         gradient=2.0,
     ),
-    replace(_EARLY, name="Korthikanti 2022", sources=("2205.05198", "korthikanti"), layers_alone=True),
+    replace(_EARLY, name="Korthikanti 2022", sources=("2205.05198", "korthikanti"), scattered=True, layers_alone=True),
     replace(
         _EARLY,
         name="vTrain",
