@@ -54,7 +54,8 @@ def test_a_recipe_is_told_for_a_micro_batch_of_its_data_and_its_optimizer() -> N
     [
         ([], "either a RECIPE or --model FACTORY"),
         (["a.yaml", "--model", "m.py:build"], "either a RECIPE or --model FACTORY"),
-        (["--model", "m.py:build"], "the search over meshes is not there yet; name the mesh"),
+        (["--model", "m.py:build"], "name either the mesh to explain"),
+        (["--model", "m.py:build", "--mesh", "dp=2", "--cluster", "laptop"], "name either the mesh to explain"),
         (["--model", "m.py:build", "--mesh", "dp=2", "--pin", "a.*"], "cannot read the pin 'a.*'"),
         ([*OWN, "--pin", "a.*:dp=S0"], "which the mesh 'fsdp=2' does not have"),
         ([*OWN, "--pin", "frist.*:fsdp=S0"], "Did you mean 'first."),

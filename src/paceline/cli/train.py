@@ -18,6 +18,9 @@ def train(
         Path, typer.Argument(metavar="RECIPE", help="YAML file that names model, data and all settings.")
     ],
     mesh: Annotated[str | None, typer.Option(metavar="MESH", help="Ranks, such as dp=2 or dp=2,fsdp=2.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Execute this plan, which paceline plan -o or a run wrote.")
+    ] = None,
     sets: Sets = None,
     pins: Pins = None,
     resume: Annotated[
@@ -39,6 +42,10 @@ def train(
 
         torchrun --nproc-per-node 4 -m paceline.cli.main train RECIPE --mesh dp=4 --out DIR
 
+    By a plan, from a search or from another run's plan.yaml; --mesh and --set win over it:
+
+        paceline train recipes/gpt-stdlib.yaml --plan plan.yaml
+
     A run directory holds config.yaml, plan.yaml, metrics.jsonl, TensorBoard events, a log per rank and the checkpoints.
     Ctrl-C ends a run after the step in progress, with a checkpoint that --resume goes on from, on another mesh if you
     wish.
@@ -47,7 +54,13 @@ def train(
     from paceline.train.recipe import load_recipe
 
     overrides = assignments(sets, mesh, launch, backend, pins)
+    if plan is not None:
+        from paceline.train.planned import assignments_of, check_batch
+
+        overrides = [*assignments_of(plan), *overrides]
     loaded = load_recipe(recipe, overrides)
+    if plan is not None:
+        check_batch(loaded, plan)
     inprocess = loaded.launch == Launch.INPROCESS.value
     world = World.from_environment(os.environ)
     if world is None:

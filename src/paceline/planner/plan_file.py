@@ -21,7 +21,7 @@ from paceline.documents.source import Genre, read_source
 from paceline.errors import PlanError, nearest
 from paceline.plan import Plan
 
-_GENRE = Genre("plan", PlanError, "keys such as 'plan:' and 'batch:'")
+_GENRE = Genre("plan", PlanError, "keys such as 'plan:' and 'batch:'", "there is no plan ")
 _NEEDED = ("plan", "batch", "micro_batches")
 _FOR_PEOPLE = ("expected", "between_ranks", "placements")
 

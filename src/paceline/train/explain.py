@@ -13,8 +13,11 @@ from paceline.planner.explain import explain
 from paceline.planner.explanation import Explanation
 from paceline.planner.flow import Flow
 from paceline.planner.simulated import simulate_flow
+from paceline.planner.workload import workload_of
+from paceline.program.without_data import build_without_data
 from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances
+from paceline.simulator.workload import Workload
 from paceline.train.data import Batch, Loader, open_source
 from paceline.train.model import InFloat64, build_module
 from paceline.train.optim import build_optimizer, states_per_element
@@ -44,6 +47,28 @@ def explain_recipe(
         recipe.plan() if plan is None else plan,
         autocast=_autocast(recipe),
         optimizer=(recipe.optimizer.name, states_per_element(recipe.optimizer.name, recipe.optimizer.options)),
+        tell=tell,
+    )
+
+
+def workload_of_recipe(recipe: Recipe, *, tell: Callable[[str], None] = lambda _: None) -> Workload:
+    """Return what a training step of a recipe consists of; nothing is allocated for its module where that is possible.
+
+    Raises:
+        RecipeError: the factory cannot be used.
+        DataError: the data cannot be read.
+        CaptureError: see `planner.workload`.
+    """
+    tell("reading the data and building the module, without data")
+    module, _ = build_without_data(recipe.model.factory, recipe.model.args, recipe.seed, tell=tell)
+    if recipe.precision == "float64":
+        module = module.double()
+    return workload_of(
+        module,
+        _batch(recipe),
+        autocast=_autocast(recipe),
+        states=states_per_element(recipe.optimizer.name, recipe.optimizer.options),
+        name=recipe.name,
         tell=tell,
     )
 
@@ -99,7 +124,11 @@ def _autocast(recipe: Recipe) -> torch.dtype | None:
 
 def _example(recipe: Recipe) -> tuple[nn.Module, Batch]:
     """Return the module, and its first micro-batch over all ranks."""
+    return build_module(recipe), _batch(recipe)
+
+
+def _batch(recipe: Recipe) -> Batch:
     source, _ = open_source(recipe.data)
     if recipe.precision == "float64":
         source = InFloat64(source)
-    return build_module(recipe), Loader(source, recipe.train.batch, recipe.train.micro_batches).example()
+    return Loader(source, recipe.train.batch, recipe.train.micro_batches).example()

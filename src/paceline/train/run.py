@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 
 from paceline.errors import RecipeError
+from paceline.planner.plan_file import PlanFile
 from paceline.program.factory import load_factory
 from paceline.runtime.job.rendezvous import World, join
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
@@ -95,7 +95,7 @@ class _Run:
             )
         if self.leads:
             self.speaker.say(_how_planned(module, recipe.fallback))
-            write_whole(run.plan, _plan_text(module, self.world))
+            write_whole(run.plan, _plan_text(module, self.world, recipe))
         with self.speaker.phase("optimizer"):
             trainer = self._trainer(module, source, held_out)
             if resume:
@@ -234,11 +234,11 @@ def _how_planned(module: ParallelModule, fallback: str) -> str:
     return f"  capture {startup.capture_s:.2f} s, placement {startup.place_s:.2f} s"
 
 
-def _plan_text(module: ParallelModule, world: World) -> str:
+def _plan_text(module: ParallelModule, world: World, recipe: Recipe) -> str:
     """The plan that executes and, for people, what is between ranks and where each parameter and buffer lies."""
+    file = PlanFile(module.plan, recipe.train.batch, recipe.train.micro_batches)
     shapes = {shard.name: shard.shape for shard in module.shards()}
     placed = {
         name: f"{list(shape)} {', '.join(map(str, module.placements(name)))}".rstrip() for name, shape in shapes.items()
     }
-    values = {"plan": module.plan.to_dict(), "between_ranks": world.backend.words, "placements": placed}
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+    return file.to_yaml({"between_ranks": world.backend.words, "placements": placed})

@@ -26,7 +26,7 @@ def simulated(asked: Question) -> Callable[[Candidate], Candidate]:
             step_s=found.step_s,
             compute_s=found.compute_s,
             exposed_s=dict(found.exposed_s),
-            bubble_s=found.bubble_s,
+            bubble_s=max(found.bubble_s, 0.0),
             optimizer_s=found.optimizer_s,
             constant_s=found.constant_s,
             memory={name: float(each[found.fullest]) for name, each in held.items()},

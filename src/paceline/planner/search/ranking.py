@@ -39,7 +39,8 @@ class Ranking:
         shortfall: what is missing, where nothing fits.
         considered: how many layouts there are.
         fitting: how many of them fit, each with the least recomputation with which it does.
-        seconds: that the search took.
+        estimating_s: seconds that it took to estimate all layouts.
+        simulating_s: seconds that it took to look at the best closely.
     """
 
     asked: Question
@@ -48,7 +49,8 @@ class Ranking:
     shortfall: Shortfall | None
     considered: int
     fitting: int
-    seconds: float
+    estimating_s: float
+    simulating_s: float
 
     @property
     def as_good(self) -> int:
@@ -88,6 +90,7 @@ def search(
     found = fitting(asked)
     tell(f"estimating {len(found.layouts):,} layouts that fit, of {found.considered:,}")
     ranked = _candidates(asked, found.layouts[_best(found.layouts, estimate(workload, found.layouts, cluster))])
+    estimated = time.perf_counter()
     look = closely(asked)
     for number, one in enumerate(ranked):
         tell(f"simulating the best: {number + 1} of {len(ranked)}")
@@ -99,7 +102,8 @@ def search(
 
     beside = baselines(asked, found, best)
     lack = None if plans else shortfall(asked)
-    return Ranking(asked, plans, beside, lack, found.considered, len(found.layouts), time.perf_counter() - began)
+    took = estimated - began, time.perf_counter() - estimated
+    return Ranking(asked, plans, beside, lack, found.considered, len(found.layouts), *took)
 
 
 def _risk(one: Candidate) -> float:

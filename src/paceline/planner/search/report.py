@@ -44,7 +44,7 @@ def to_json(found: Ranking, *, top: int, base: Plan | None = None) -> dict[str, 
         "memory_limit_bytes": asked.memory_bytes,
         "layouts": {"considered": found.considered, "fitting": found.fitting},
         "as_good_as_the_best": found.as_good,
-        "seconds": found.seconds,
+        "seconds": {"estimating": found.estimating_s, "simulating": found.simulating_s},
     }
 
 

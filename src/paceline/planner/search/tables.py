@@ -34,7 +34,7 @@ def print_ranking(found: Ranking, console: Console, *, top: int) -> None:
         console,
         f"{asked.workload.name}: {asked.batch} samples a step on {asked.devices} devices of {asked.cluster.name}, "
         f"{words.size(asked.memory_bytes)} each. {found.fitting:,} of {found.considered:,} layouts fit and are worth "
-        f"a look; searched in {words.time(found.seconds)}.",
+        f"a look: {words.time(found.estimating_s)}; the best were simulated: {words.time(found.simulating_s)}.",
     )
     shown = list(found.plans[:top])
     beside = [(one.name, one.plan) for one in found.baselines if one.plan is not None]
