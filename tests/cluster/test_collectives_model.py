@@ -27,7 +27,7 @@ strides = st.sampled_from([1, 2, 3, 8, 16, 24, 64])
 bytes_ = st.floats(1, 1e11)
 
 
-def seconds(cluster: Cluster, kind: str, nbytes: float, size: int, stride: int, sharing: float = 1) -> float:
+def seconds(cluster: Cluster, kind: str, nbytes: float, size: int, stride: int, sharing: float | None = None) -> float:
     wide = cluster.of(min(max(cluster.devices, size * stride), cluster.levels[-1].devices or 10**9))
     return float(collective_seconds(wide, kind, nbytes, size, stride, sharing=sharing))
 
@@ -68,7 +68,8 @@ def test_alone_takes_nothing_and_company_never_helps(
 ) -> None:
     assert seconds(cluster, kind, nbytes, 1, stride) == 0
     shared = seconds(cluster, kind, nbytes, 16, stride, sharing)
-    assert shared >= seconds(cluster, kind, nbytes, 16, stride) * (1 - 1e-12)
+    assert shared >= seconds(cluster, kind, nbytes, 16, stride, 1) * (1 - 1e-12)
+    assert shared <= seconds(cluster, kind, nbytes, 16, stride) * (1 + 1e-12)
 
 
 @given(clusters, bytes_, sizes, strides)
@@ -96,10 +97,13 @@ def test_large_groups_use_all_cards_of_a_host() -> None:
     whole_hosts = seconds(cluster, "all_reduce", 1e10, 64, 1)
     card = cluster.levels[1].alone * cluster.levels[1].efficiency
     assert whole_hosts == pytest.approx(2 * 63 / 64 * 1e10 / (4 * card), rel=0.01)
-    one_of_each = seconds(cluster, "all_gather", 1e10, 8, 8)
+    one_of_each = seconds(cluster, "all_gather", 1e10, 8, 8, sharing=1)
     assert one_of_each == pytest.approx(7 / 8 * 1e10 / card, rel=0.01)
     all_eight_share = seconds(cluster, "all_gather", 1e10, 8, 8, sharing=8)
     assert all_eight_share == pytest.approx(2 * one_of_each, rel=0.01)
+    assert (
+        all_eight_share == seconds(cluster, "all_gather", 1e10, 8, 8) == seconds(cluster, "all_gather", 1e10, 8, 8, 64)
+    )
 
 
 def test_groups_that_straddle_hosts_leave_them() -> None:

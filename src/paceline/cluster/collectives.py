@@ -29,7 +29,7 @@ def collective_seconds(
     size: ArrayLike,
     stride: ArrayLike,
     *,
-    sharing: ArrayLike = 1.0,
+    sharing: ArrayLike | None = None,
 ) -> Numbers:
     """Return seconds of a collective.
 
@@ -40,13 +40,14 @@ def collective_seconds(
             all-to-all send together, what is sent.
         size: members of the group.
         stride: how many ranks lie between a member and the next.
-        sharing: how many such groups send through the links of one host at once.
+        sharing: how many such groups send through the links of one host at once; where it is absent, all that
+            interleave, since in a step all ranks do the same.
 
     Raises:
         ClusterError: there is no such collective.
     """
     check_kind(kind)
-    count, sizes, strides, shared = _broadcast(nbytes, size, stride, sharing)
+    count, sizes, strides, shared = _broadcast(nbytes, size, stride, stride if sharing is None else sharing)
     distinct, which = _distinct(sizes, strides, shared)
     crossed = _crossed(cluster, kind, *distinct)
     seconds = np.full_like(count, np.inf)

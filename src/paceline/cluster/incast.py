@@ -27,7 +27,8 @@ def push_seconds(
 ) -> Numbers:
     """Return seconds until `servers` have got `nbytes` from each of the workers, an equal part each.
 
-    Workers are `stride` ranks apart; each server is a device of its own that receives as fast as one device can.
+    Workers are `stride` ranks apart, and nobody between them sends; each server is a device of its own that receives as
+    fast as one device can.
     """
     transfer, stall = _push(cluster, nbytes, workers, servers, stride)
     return transfer + stall

@@ -48,7 +48,7 @@ class Groups:
     """Groups of `size` ranks, consecutive members `stride` ranks apart.
 
     Attributes:
-        sharing: how many groups send through the links of one host at once.
+        sharing: how many groups send through the links of one host at once; no more than there are.
         peers: members that each member sends to at once: 1 in a ring, all others in an all-to-all.
     """
 
@@ -98,7 +98,8 @@ def _rate(cluster: Cluster, level: Level, paths: int, below: int, inside: Number
     capacity = below * level.bandwidth / level.oversubscription
     # Groups of a larger stride than a host stand side by side in it and in the other hosts of the domain.
     host = np.minimum(groups.stride, cluster.devices_per_host)
-    sharing = np.maximum(1.0, groups.sharing / host * np.minimum(groups.stride, below))
+    sending = np.minimum(groups.sharing, host) / host
+    sharing = np.maximum(1.0, sending * np.minimum(groups.stride, below))
     share = capacity / sharing
     if paths > 1:
         flows = inside * level.flows * groups.peers

@@ -57,6 +57,6 @@ def _links(cluster: Cluster, mesh: Mesh, axis: str) -> Links:
 
 
 def _link(cluster: Cluster, kind: Collective, size: int, stride: int) -> Link:
-    small, large = collective_seconds(cluster, kind.value, [_SMALL, _LARGE], size, stride, sharing=stride)
+    small, large = collective_seconds(cluster, kind.value, [_SMALL, _LARGE], size, stride)
     per_byte = max(0.0, float(large - small)) / (_LARGE - _SMALL)
     return Link(max(_LATENCY_S, float(small) - per_byte * _SMALL), per_byte)
