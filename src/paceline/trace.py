@@ -5,14 +5,18 @@ The same nouns serve both, so that a simulated step can be laid beside a real on
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 _MICRO = 1e6
+FORWARD, BACKWARD, GRADIENTS, NORM, UPDATE = "forward", "backward", "gradients", "norm", "update"
+"""The parts of a step; a pipeline has the actions of its schedule instead of passes, and sums its gradients after."""
 
 
 class Category(StrEnum):
@@ -44,6 +48,47 @@ class Event:
     began_s: float
     ended_s: float
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Recorder:
+    """Notes what the ranks of a process do, from the moment at which it is made.
+
+    Args:
+        rank: whose events those are that name no other.
+        clock: gives seconds.
+
+    Attributes:
+        events: what was noted.
+    """
+
+    def __init__(self, rank: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.events: list[Event] = []
+        self._rank = rank
+        self._clock = clock
+        self._began = clock()
+
+    def note(self, name: str, began: float, ended: float, rank: int | None = None, **arguments: Any) -> None:
+        """Note a part of a step; when it began and ended, by the clock."""
+        where = self._rank if rank is None else rank
+        times = began - self._began, ended - self._began
+        self.events.append(Event(name, Category.PHASE, where, *times, arguments))
+
+    @contextlib.contextmanager
+    def noting(self, name: str, **arguments: Any) -> Iterator[None]:
+        """Note what is done inside."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.note(name, began, self._clock(), **arguments)
+
+
+def noting(recorder: Recorder | None, name: str) -> contextlib.AbstractContextManager[None]:
+    """Return what notes what is done inside; nothing, where nobody records."""
+    return _NOT_NOTING if recorder is None else recorder.noting(name)
+
+
+_NOT_NOTING = contextlib.nullcontext()
 
 
 def to_chrome(events: Iterable[Event]) -> dict[str, Any]:

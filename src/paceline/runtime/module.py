@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from paceline.runtime.pipeline.build import pipelined
 from paceline.runtime.planning import Planner, Startup, StepMaker
 from paceline.runtime.state import LocalState, Shard
 from paceline.runtime.step import Step
+from paceline.trace import BACKWARD, FORWARD, NORM, Recorder, noting
 
 __all__ = ["ParallelModule", "PlacedModule", "Shard", "parallelize"]
 
@@ -106,7 +108,11 @@ def place_in_process(program: Program, module: nn.Module, batch: Batch, plan: Pl
 
 
 class PlacedModule(ParallelModule):
-    """A module that runs its placed program on the ranks of a mesh; the loss is the serial one."""
+    """A module that runs its placed program on the ranks of a mesh; the loss is the serial one.
+
+    Attributes:
+        recorder: where set, it notes the parts of a step.
+    """
 
     def __init__(self, plan: Plan, planner: Planner[Step], peers: Peers, state: LocalState) -> None:
         super().__init__(plan, peers)
@@ -114,6 +120,7 @@ class PlacedModule(ParallelModule):
         self._state = state
         self._prepared: dict[int, _Prepared] = {}
         self._last_weight: Tensor | float | None = None
+        self.recorder: Recorder | None = None
         self._register(state.modules)
 
     @property
@@ -175,18 +182,23 @@ class PlacedModule(ParallelModule):
         seed = self._next_seed()
 
         def forward() -> RankValues:
-            with seeded(seed) if prepared.random else contextlib.nullcontext():
+            draws = seeded(seed) if prepared.random else contextlib.nullcontext()
+            with draws, noting(self.recorder, FORWARD):
                 results = prepared.forward(inputs)
             self._keep(step, results)
             return results
 
         if torch.is_grad_enabled() and prepared.backward is not None:
             outputs = len(step.outputs)
-            given = (forward, prepared.backward, outputs, *parameters)
+            given = (forward, partial(self._backward, prepared.backward), outputs, *parameters)
             loss: Tensor = _Differentiable.apply(*given)  # type: ignore[no-untyped-call]  # untyped in torch
             return loss
         with torch.no_grad():
             return forward()[0][0]
+
+    def _backward(self, backward: Callable[[RankValues], RankValues], values: RankValues) -> RankValues:
+        with noting(self.recorder, BACKWARD):
+            return backward(values)
 
     def _prepare(self, step: Step) -> _Prepared:
         if id(step) not in self._prepared:
@@ -224,6 +236,10 @@ class PlacedModule(ParallelModule):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before. A collective."""
+        with noting(self.recorder, NORM):
+            return self._clip(max_norm)
+
+    def _clip(self, max_norm: float) -> Tensor:
         squares: dict[tuple[str, ...], list[Tensor]] = {}
         for position, pieces in enumerate(self._state.pieces):
             by_axes: dict[tuple[str, ...], list[Tensor]] = {}

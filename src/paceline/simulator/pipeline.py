@@ -15,11 +15,11 @@ from paceline.schedule.clock import Span
 from paceline.simulator.memory import Peak
 from paceline.simulator.pipeline_memory import peaks_of_pipeline
 from paceline.simulator.pipeline_parts import PP, Edge, Part, Walked, message_bytes, walked, walked_parts
-from paceline.simulator.simulation import GRADIENTS, NORM, UPDATE, RankTold, Simulation
+from paceline.simulator.simulation import RankTold, Simulation
 from paceline.simulator.step import Circumstances
 from paceline.simulator.times import Times
 from paceline.simulator.update import Update, update_of
-from paceline.trace import Category, Event
+from paceline.trace import GRADIENTS, NORM, UPDATE, Category, Event
 
 _SUM_BYTES = 8
 _LOSS_BYTES = 32

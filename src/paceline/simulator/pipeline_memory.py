@@ -30,11 +30,11 @@ from paceline.schedule import Schedule
 from paceline.simulator.carriers import Carrier
 from paceline.simulator.lifetimes import Lifetimes, lifetimes, recorded_lifetimes
 from paceline.simulator.memory import Held, Memory, Peak, Storage
-from paceline.simulator.simulation import GRADIENTS, NORM, UPDATE
 from paceline.simulator.times import Times
 from paceline.simulator.tracked import Tracked
 from paceline.simulator.update import Update
 from paceline.simulator.workspace import Workspaces
+from paceline.trace import GRADIENTS, NORM, UPDATE
 
 _STEPS = 2
 _HELD = {InputRole.PARAMETER: Held.PARAMETERS, InputRole.BUFFER: Held.BUFFERS, InputRole.BATCH: Held.BATCH}

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from paceline.schedule import Op
 from paceline.simulator.scale import ScaleSimulation
-from paceline.simulator.simulation import GRADIENTS, UPDATE
-from paceline.trace import Category, Event
+from paceline.trace import GRADIENTS, UPDATE, Category, Event
 
 
 def events(simulated: ScaleSimulation) -> Iterator[Event]:

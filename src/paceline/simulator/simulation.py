@@ -9,10 +9,6 @@ from paceline.plan import Plan
 from paceline.simulator.memory import Peak
 from paceline.trace import Event
 
-FORWARD, BACKWARD, GRADIENTS, NORM, UPDATE = "forward", "backward", "gradients", "norm", "update"
-"""The parts of a step, as traces of runs call them too; a pipeline has the actions of its schedule instead of passes,
-and sums its gradients after them."""
-
 
 @dataclass(frozen=True)
 class RankTold:

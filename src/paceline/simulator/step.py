@@ -15,13 +15,13 @@ from paceline.runtime.step import PlacedInput, Step
 from paceline.simulator.carriers import Carrier
 from paceline.simulator.memory import Peak
 from paceline.simulator.ranks import Ranks, Seconds
-from paceline.simulator.simulation import BACKWARD, FORWARD, NORM, UPDATE, RankTold, Simulation
+from paceline.simulator.simulation import RankTold, Simulation
 from paceline.simulator.step_memory import peak_of_step
 from paceline.simulator.times import Times
 from paceline.simulator.update import MakeOptimizer, Update, adamw, update_of
 from paceline.simulator.walk import walk
 from paceline.simulator.workspace import Workspaces
-from paceline.trace import Category
+from paceline.trace import BACKWARD, FORWARD, NORM, UPDATE, Category
 
 _SUM_BYTES = 8
 _WALKED = 2

@@ -12,9 +12,9 @@ from paceline.runtime.step import PlacedInput, Step
 from paceline.simulator.carriers import Carrier
 from paceline.simulator.lifetimes import Lifetimes, lifetimes, recorded_lifetimes
 from paceline.simulator.memory import Held, Memory, Peak, Storage
-from paceline.simulator.simulation import BACKWARD, FORWARD, NORM, UPDATE
 from paceline.simulator.update import Update
 from paceline.simulator.workspace import Workspaces
+from paceline.trace import BACKWARD, FORWARD, NORM, UPDATE
 
 _HELD = {
     InputRole.PARAMETER: Held.PARAMETERS,

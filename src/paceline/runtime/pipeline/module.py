@@ -28,7 +28,8 @@ from paceline.runtime.pipeline.step import PipelineStep
 from paceline.runtime.pipeline.walk import MicroBatch, Observe, Walk
 from paceline.runtime.planning import Planner, Startup
 from paceline.runtime.state import Shard
-from paceline.schedule import Edges
+from paceline.schedule import Action, Edges
+from paceline.trace import GRADIENTS, NORM, Recorder, noting
 
 _EVALUATED = 4
 """So many micro-batches for each pipeline rank are evaluated at a time."""
@@ -42,6 +43,7 @@ class PipelinedModule(ParallelModule):
 
     Attributes:
         observe: where set, it is told of each action that ranks in this process performed.
+        recorder: where set, it notes the actions and the other parts of a step.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class PipelinedModule(ParallelModule):
         self._schedules = schedules
         self._last_weight: float | None = None
         self.observe: Observe | None = None
+        self.recorder: Recorder | None = None
         self._register(ranks.trees)
 
     @property
@@ -216,11 +219,12 @@ class PipelinedModule(ParallelModule):
             )
         with torch.no_grad():
             walks = self._walk(given, differentiates, equal)
-            ((value, self._last_weight),) = self._stage_ranks.total_losses(walks, len(given))
-            loss = torch.tensor(value, dtype=given[0].step.loss_dtype, device=self._peers.devices[0])
-            if not differentiates:
-                return loss
-            found = finished_gradients(self._stage_ranks, walks, given[0].step)
+            with noting(self.recorder, GRADIENTS):
+                ((value, self._last_weight),) = self._stage_ranks.total_losses(walks, len(given))
+                loss = torch.tensor(value, dtype=given[0].step.loss_dtype, device=self._peers.devices[0])
+                if not differentiates:
+                    return loss
+                found = finished_gradients(self._stage_ranks, walks, given[0].step)
         if not found:  # no stage with parameters lies here, or no micro-batch counts
             return loss.requires_grad_()
         results = (loss, list(found.values()), *found)
@@ -233,17 +237,26 @@ class PipelinedModule(ParallelModule):
         make = self._schedules.training if differentiates else self._schedules.evaluation
         schedule = make(len(given), edges)
         recompute = frozenset(self.plan.pipeline.recompute) if differentiates else frozenset()
+        observe = self.observe if self.recorder is None else self._recorded
         walks = [
-            Walk(rank, schedule, self._stage_ranks.portion(given, rank), shares, recompute, observe=self.observe)
+            Walk(rank, schedule, self._stage_ranks.portion(given, rank), shares, recompute, observe=observe)
             for rank in self._stage_ranks.here
         ]
         self._stage_ranks.perform(walks)
         return walks
 
+    def _recorded(self, walk: Walk, action: Action, began: float, ended: float) -> None:
+        """Note an action of a rank in this process."""
+        if self.recorder is not None:
+            self.recorder.note(str(action), began, ended, self._stage_ranks.first_of(walk.rank.number))
+        if self.observe is not None:
+            self.observe(walk, action, began, ended)
+
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their global norm is at most `max_norm`; return the norm before. A collective."""
-        return self._stage_ranks.clip(max_norm)
+        with noting(self.recorder, NORM):
+            return self._stage_ranks.clip(max_norm)
 
     def placements(self, name: str) -> tuple[Placement, ...]:
         """Placement of a parameter or buffer along each mesh axis, outermost first; whole along `pp`."""

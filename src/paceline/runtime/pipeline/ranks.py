@@ -139,6 +139,11 @@ class StageRanks:
         """Trained parameters that several stages need, and the ranks of these; in the same order everywhere."""
         return {name: frozenset(self._holders[name]) for name in self._trained if self._users[name] > 1}
 
+    def first_of(self, number: int) -> int:
+        """Return the first rank of the mesh in this process that stands at a place of the pipeline."""
+        here = [rank for rank in self._peers.executor.ranks if self._mesh.split_rank(rank)[0] == number]
+        return here[0]
+
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the pipeline ranks that have a parameter or buffer, in order."""
         return self._holders[name]
