@@ -45,7 +45,7 @@ def correction(workload: Workload, layouts: Layouts, cluster: Cluster) -> tuple[
     rates = cluster.slowest.device.rates
     if not rates.residuals:
         return np.ones(len(layouts)), np.full(len(layouts), rates.spread)
-    expected, spread = kriged(coordinates(workload, layouts), rates.residuals)
+    expected, spread = kriged(coordinates(workload, layouts, cluster), rates.residuals)
     return np.exp(expected), spread
 
 

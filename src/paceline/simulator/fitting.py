@@ -143,7 +143,7 @@ def fit(rows: Sequence[Measured], start: Rates, *, priors: Mapping[str, Prior] =
     found = least_squares(objective, centre, loss="soft_l1", max_nfev=100)
     left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac))) * hold / width
     left_over = misses(found.x)
-    points = np.concatenate([coordinates(each.workload, each.layouts) for each in rows])
+    points = np.concatenate([coordinates(each.workload, each.layouts, each.cluster) for each in rows])
     table = tuple(tuple(row) for row in np.column_stack([points, left_over]).round(DIGITS).tolist())
     return Fitted(
         rates=replace(rates_at(found.x), residuals=table),

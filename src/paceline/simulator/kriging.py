@@ -13,13 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.cluster.cluster import Cluster
 from paceline.simulator.layouts import Layouts
 from paceline.simulator.workload import Numbers, Workload
 
-COORDINATES = ("width", "tp", "tokens", "pp", "replicas", "micro_batches", "recompute")
-"""Of a step: logarithms to base 2, but for the last, which is the value of a `Recompute`.
+COORDINATES = ("width", "tp", "tokens", "pp", "replicas", "micro_batches", "recompute", "network")
+"""Of a step: logarithms to base 2, but for `recompute`, which is the value of a `Recompute`.
 
-`width` is the hidden size of a GPT whose layers have as many parameters; `tokens` are those of a micro-batch on a rank.
+`width` is the hidden size of a GPT whose layers have as many parameters; `tokens` are those of a micro-batch on a rank;
+`network` is the bandwidth of the outermost level, in bytes per second and device.
 """
 
 
@@ -42,15 +44,15 @@ class Kernel:
         return np.asarray(self.deviation**2 * np.exp(-0.5 * np.maximum(squares, 0.0)))
 
 
-BLOCKS = Kernel(0.07, (0.6, 0.8, 0.8, np.inf, np.inf, np.inf, 0.7))
-LAYOUTS = Kernel(0.1, (0.6, 0.8, 0.8, 1.5, 2.0, 2.0, 0.7))
+BLOCKS = Kernel(0.07, (0.6, 0.8, 0.8, np.inf, np.inf, np.inf, 0.7, np.inf))
+LAYOUTS = Kernel(0.1, (0.6, 0.8, 0.8, 1.5, 2.0, 2.0, 0.7, 1.0))
 NOISE = 0.03
 """Standard deviation between two runs of one layout."""
 DOUBTFUL = 0.4
 """A residual of this size or more is taken for what it exceeds it by as noise: one odd run says little of others."""
 
 
-def coordinates(workload: Workload, layouts: Layouts) -> NDArray[np.float64]:
+def coordinates(workload: Workload, layouts: Layouts, cluster: Cluster) -> NDArray[np.float64]:
     """Return the coordinates of each layout, one row each."""
     block = next((block for block in workload.blocks if block.repeats), workload.blocks[0])
     parameters = sum((np.asarray(piece.value, dtype=np.float64) for piece in block.parameters), start=np.zeros(()))
@@ -62,6 +64,7 @@ def coordinates(workload: Workload, layouts: Layouts) -> NDArray[np.float64]:
         np.log2(layouts.replicas),
         np.log2(layouts.micro_batches),
         layouts.recompute,
+        np.log2(cluster.levels[-1].bandwidth),
     )
     return np.stack([np.broadcast_to(column, len(layouts)).astype(np.float64) for column in columns], axis=1)
 
