@@ -68,8 +68,8 @@ class Amounts:
         repeated: set[Along] = set()
         for along, split in self.splits.items():
             piece = _largest(split.calls.get(node.name, ()))
-            if piece is None or not is_part(piece.flops, whole.flops):
-                continue
+            if along is Along.REGION or piece is None or not is_part(piece.flops, whole.flops):
+                continue  # regions lie between products
             parts = [is_part(a, b) for a, b in zip(piece.dims, whole.dims, strict=True)]
             if any(parts):
                 dims[parts.index(True)].add(along)
@@ -82,8 +82,8 @@ class Amounts:
         return Work(
             kind,
             when,
-            tuple(self.of(size, alongs(list(found))) for size, found in zip(whole.dims, dims, strict=True)),
-            self.of(whole.times * times, alongs(list(repeated))),
+            tuple(self.of(size, frozenset(found)) for size, found in zip(whole.dims, dims, strict=True)),
+            self.of(whole.times * times, frozenset(repeated)),
             factor,
             launches=float(times),
         )

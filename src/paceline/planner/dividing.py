@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -150,6 +150,7 @@ def splits(program: Program, costs: Costs, tell: Callable[[str], None]) -> dict[
     return found
 
 
-def alongs(found: Sequence[Along]) -> frozenset[Along]:
-    """Return what an amount divides along: a region is what tensor parallelism leaves whole otherwise."""
-    return frozenset(found) - ({Along.REGION} if Along.TP in found else set())
+def alongs(found: Collection[Along]) -> frozenset[Along]:
+    """Return what an amount divides along: a region is an activation that tensor parallelism leaves whole otherwise."""
+    is_region = Along.BATCH in found and Along.TP not in found
+    return frozenset(found) - (frozenset() if is_region else {Along.REGION})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
@@ -31,7 +31,7 @@ home, is a single message on any number of them.
 """
 
 
-def messages(split: Split, amounts: Amounts, captured: dict[str, Node]) -> Iterator[tuple[str, Message]]:
+def messages(split: Split, amounts: Amounts, captured: Mapping[str, Node]) -> Iterator[tuple[str, Message]]:
     """Yield what two ranks exchange for each micro-batch, with the name of the captured call that it is made for.
 
     Gradients of parameters, loss and buffers are left out: they are added up once for all micro-batches.
@@ -46,16 +46,17 @@ def messages(split: Split, amounts: Amounts, captured: dict[str, Node]) -> Itera
             kind = collective_of(source, target)
             if kind is not None:
                 nbytes = redistribution_bytes(x.meta["val"], source, parts)
-                along = _other(node, amounts, captured, split.along)
+                along = _other(node, readers[node], amounts, captured, split.along)
                 yield readers[node], Message(Collective(kind.value), split.along, amounts.of(nbytes, along), when)
         elif node.op == "call_function" and is_halo(node):
-            along = _other(node.args[0], amounts, captured, split.along)
+            along = _other(node.args[0], readers[node], amounts, captured, split.along)
             turns[readers[node]] += _is_turn(node)
             if _is_turn(node) and turns[readers[node]] <= _GATHERED:
                 nbytes = node.meta["val"].nbytes * int(node.args[-1])
                 yield readers[node], Message(Collective.ALL_GATHER, split.along, amounts.of(nbytes, along), when)
-            else:
-                yield readers[node], Message(Collective.SEND, split.along, amounts.of(sent_bytes(node), along), when)
+            else:  # rows at a border, as long as ever
+                rows = amounts.of(sent_bytes(node), along - {Along.SP, Along.HW})
+                yield readers[node], Message(Collective.SEND, split.along, rows, when)
 
 
 def _is_turn(node: Node) -> bool:
@@ -64,13 +65,14 @@ def _is_turn(node: Node) -> bool:
     return node.target is window and edge == "wrap" and abs(first) == step == length and isinstance(x, Node)
 
 
-def _other(node: Node, amounts: Amounts, captured: dict[str, Node], along: Along) -> Alongs:
-    """Return what else than the axis itself a tensor divides along that is exchanged."""
+def _other(node: Node, reader: str, amounts: Amounts, captured: Mapping[str, Node], along: Along) -> Alongs:
+    """Return what else than the axis itself a tensor divides along that is exchanged.
+
+    One that a rule wrote, inside of a call, divides as the result of the call does.
+    """
     origin = origins_of(node)[0]
     made = captured.get(origin.node)
-    if made is None:
-        return frozenset({Along.BATCH} & set(amounts.splits))
-    found = amounts.tensor(made, origin.index)
+    found = amounts.tensor(captured[reader]) if made is None else amounts.tensor(made, origin.index)
     return found - ({Along.TP, Along.REGION} if along is Along.TP else {along, Along.REGION})
 
 

@@ -84,7 +84,7 @@ class _Traces(TorchDispatchMode):
         try:
             yield trace
         finally:
-            self._open.remove(trace)
+            self._open.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._open:
