@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.bench import foreign
-from paceline.bench.steps import Settings, row_of, summary
+from paceline.bench.steps import Settings, row_of, summary, tensor_peak
 from paceline.bench.steps_jobs import undisturbed
 from paceline.bench.steps_table import BEGIN, END, section, write_section
 from paceline.bench.steps_workloads import Model, workload_of
@@ -118,6 +118,10 @@ def test_the_section_of_a_page_is_written_between_its_markers(tmp_path: Path) ->
     page.write_text("no markers")
     with pytest.raises(RecipeError, match="begin: paceline bench steps"):
         write_section(page, result())
+
+
+def test_memory_is_that_of_tensors_without_what_a_process_holds_beside() -> None:
+    assert tensor_peak(100, {"step_bytes": 170, "held_bytes": 120, "start_bytes": 0}) == 150
 
 
 def test_settings_are_read_and_meshes_are_put_together_by_size() -> None:

@@ -15,7 +15,9 @@ class Groups:
     """All ranks on each backend. A group is made when first asked for, so asking is a collective."""
 
     def __init__(self) -> None:
-        self._made: dict[str, dist.ProcessGroup | None] = {dist.get_backend(): dist.group.WORLD}
+        self._made: dict[str, dist.ProcessGroup | None] = {}
+        if dist.is_initialized():  # a rank that is alone has none
+            self._made[dist.get_backend()] = dist.group.WORLD
 
     def on(self, backend: str) -> dist.ProcessGroup:
         """Return the group of all ranks on a backend; the default group where that is its backend.

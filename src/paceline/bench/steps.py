@@ -183,6 +183,18 @@ def row_of(
     }
 
 
+def tensor_peak(held: int, process: Mapping[str, int]) -> int:
+    """Return the most bytes of tensors: those between two steps, and by how much the process grows in a step.
+
+    A process also holds programs, code and what libraries keep, which is nothing of a plan.
+
+    Args:
+        held: bytes of tensors between two steps, counted.
+        process: see `turns.take_memory`.
+    """
+    return held + process["step_bytes"] - process["held_bytes"]
+
+
 def _measure(
     model: Model, size: int, meshes: tuple[str, ...], settings: Settings, folder: Path, result: dict[str, Any]
 ) -> None:
@@ -191,7 +203,11 @@ def _measure(
     peaks: dict[str, int] = {}
     if settings.memory and can_take_memory():
         memory = _run("take_memory", model, size, meshes, settings, folder, _PROMPT_MALLOC)
-        peaks = {mesh: max(rank["memory"][mesh]["step_bytes"] for rank in memory) for mesh in meshes}
+        taken = [rank["memory"] for rank in memory]
+        peaks = {
+            mesh: max(tensor_peak(of["held_bytes"][mesh], rank[mesh]) for of, rank in zip(ranks, taken, strict=True))
+            for mesh in meshes
+        }
     result["machine"].setdefault("backend", {})[str(size)] = ranks[0]["words"]
     for mesh in meshes:
         turns = zip(*(rank["rounds"][mesh] for rank in ranks), strict=True)

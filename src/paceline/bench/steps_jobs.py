@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.bench.contestants import Contender
@@ -113,6 +114,14 @@ class Trained:
         ended = time.perf_counter()
         return dict(zip(PARTS, (forward - began, backward - forward, ended - backward), strict=True))
 
+    def held_bytes(self) -> int:
+        """Return the bytes of the tensors that are there between two steps."""
+        state = [
+            value for kept in self.optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)
+        ]
+        tensors = [*self.module.parameters(), *self.module.buffers(), *state, *self.batch.values(), *self.part.values()]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
 
 def set_up(job: Job, workload: Workload, mesh: str) -> Trained:
     """Return a module on a mesh, ready to train; a collective."""
@@ -138,7 +147,11 @@ def take_steps(arguments: dict[str, Any]) -> None:
         exemplars = Exemplars((graph for of_mesh in graphs.values() for graph in of_mesh), _CPU)
         rounds, collectives = _rounds(job, world, trained, exemplars)
         costs = known_costs(_CPU, default_directory())
-        found: dict[str, Any] = {"rounds": rounds, "words": world.backend.words}
+        found: dict[str, Any] = {
+            "rounds": rounds,
+            "words": world.backend.words,
+            "held_bytes": {mesh: each.held_bytes() for mesh, each in trained.items()},
+        }
         if world.rank == 0:
             found["predicted"] = {
                 mesh: _predicted(each, exemplars.seconds, collectives[mesh], costs, given)

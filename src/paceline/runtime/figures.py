@@ -89,7 +89,7 @@ def costs_of(peers: Peers, plan: Plan, directory: Path | None) -> Costs:
     """Return what operators and collectives cost here, to rank 0, which plans for all. A collective."""
     if peers.alone:
         return Costs.default()
-    device, way = peers.devices[0], _way()
+    device, way = peers.devices[0], way_between_ranks()
     figures = Figures(directory)
     machine, links = figures.machine(device), figures.links(device, way)
     axis_of = {parts: axis for axis, parts in plan.mesh.axes if parts > 1}
@@ -119,8 +119,8 @@ def key_of_device(device: torch.device) -> str:
     return _name(device) if device.type == "cuda" else f"{_name(device)}, {torch.get_num_threads()} threads"
 
 
-def _way() -> str:
-    """How the ranks of this job are connected, in words."""
+def way_between_ranks() -> str:
+    """Return how the ranks of this job are connected, in words."""
     size = dist.get_world_size()
     return f"{dist.get_backend()}, {size} ranks, {os.environ.get('LOCAL_WORLD_SIZE', size)} on a host"
 

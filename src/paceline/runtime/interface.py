@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -60,6 +61,8 @@ class ParallelModule(nn.Module, ABC):
         ranks: the ranks of the mesh that live in this process.
         input_shard: (index, count): which contiguous part of the batch `local` takes in this process; ranks that differ
             only along axes that split no samples (tp, sp, hw) take the same one.
+        pass_seconds: what the passes of the last `accumulate` took until the next one could begin, by name; nothing where
+            they are not one after the other, as in a pipeline.
         last_weight: the weight of the mean that the last loss was (its number of samples or valid tokens).
     """
 
@@ -73,6 +76,7 @@ class ParallelModule(nn.Module, ABC):
         self._calls = 0
         base_seed = torch.tensor(torch.initial_seed() % (1 << 62), device=peers.devices[0])
         peers.broadcast(base_seed)
+        self.pass_seconds: dict[str, float] = {}
         self._base_seed = int(base_seed)  # read once: a GPU would be waited for at every call
 
     def _register(self, trees: list[Tree]) -> None:
@@ -124,16 +128,22 @@ class ParallelModule(nn.Module, ABC):
         """
         losses: list[Tensor] = []
         weights: list[float] = []
+        forward = backward = 0.0
         for portion, seed in zip(portions, seeds, strict=True):
             self.seed(seed)
+            began = time.perf_counter()
             loss = self.loss_of(portion)
             weight = 1.0 if equal else self.weight_of(portion, of=len(portions))
+            forward += time.perf_counter() - began
             if weight == 0 and len(portions) > 1:
                 continue  # no valid token on any rank: a loss of 0/0 that counts for nothing
             losses.append(loss.detach())
             weights.append(weight)
+            began = time.perf_counter()
             scaled = loss if len(weights) == 1 else loss * (weight / weights[0])
             scaled.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+            backward += time.perf_counter() - began
+        self.pass_seconds = {"forward": forward, "backward": backward}
         if len(weights) <= 1:
             return Accumulated(float(losses[0]), weights[0]) if losses else Accumulated(math.nan, 0.0)
         total = sum(weights)

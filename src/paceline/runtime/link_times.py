@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,13 +24,18 @@ from paceline.runtime import collectives
 from paceline.runtime.binding import AxisGroup
 from paceline.runtime.executor import Executor
 from paceline.runtime.exemplars import clock_of
+from paceline.runtime.figures import key_of_device, way_between_ranks
+from paceline.runtime.kept import Kept
 from paceline.runtime.peers import Peers
 from paceline.shm import Exchange
 
 SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 """Bytes of whole tensors at which collectives are measured."""
+FEW = (1 << 10, 1 << 18, 1 << 22)
+"""The same where little time is to be spent."""
 SEND = "send"
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", SEND)
+_FILE = "collectives-1.json"
 _OF_GRADIENTS = ("dp", "fsdp")
 """Axes whose sums are of gradients; those of others are of activations, and lie where they were made."""
 _HOLDING = ("fsdp",)
@@ -104,6 +110,39 @@ def measured_collectives(
         for kind in kinds:
             tell(f"{kind} along {axis}")
             points[axis][kind] = [(float(size), _measure(ways.call(kind, size), size, device)) for size in sizes]
+    return MeasuredCollectives(points)
+
+
+def known_collectives(
+    peers: Peers, mesh: Mesh, directory: Path | None, *, kinds: Mapping[str, Sequence[str]], sizes: Sequence[int] = FEW
+) -> MeasuredCollectives:
+    """Return what collectives take along each axis: as was measured before, or measured now.
+
+    A collective of all ranks of the job, of which rank 0 knows the result.
+
+    Args:
+        peers: the ranks.
+        mesh: that they were connected with.
+        directory: where figures are kept.
+        kinds: by axis, which; all along other axes.
+        sizes: bytes of whole tensors, where they are measured now.
+    """
+    points: dict[str, Mapping[str, Points]] = {}
+    for axis, parts in mesh.axes if not peers.alone else ():
+        if parts == 1:
+            continue
+        wanted = kinds.get(axis, KINDS)
+        kept = Kept(directory, _FILE)
+        key = f"{key_of_device(peers.devices[0])}, {way_between_ranks()}, {parts} along {axis}"
+        known = kept.section(key) if peers.leads else {}
+        flag = torch.tensor([set(wanted) <= set(known)], dtype=torch.uint8, device=peers.devices[0])
+        peers.broadcast(flag)
+        if flag.item():
+            points[axis] = {kind: [(size, seconds) for size, seconds in known[kind]] for kind in known}
+            continue
+        points[axis] = measured_collectives(peers, mesh, axes=(axis,), kinds=wanted, sizes=sizes).points[axis]
+        if peers.leads:
+            kept.store(key, {**known, **points[axis]})
     return MeasuredCollectives(points)
 
 

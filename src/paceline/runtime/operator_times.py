@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,11 +16,10 @@ from paceline.program.stages.seconds import flops_of
 from paceline.program.views import is_view
 from paceline.runtime.exemplars import Exemplars
 from paceline.runtime.figures import key_of_device
+from paceline.runtime.kept import Kept
 from paceline.runtime.operator_calls import is_timed, key_of, nbytes_of
-from paceline.runtime.program_cache import read_ours, write_atomically
 from paceline.runtime.shared import copied_members
 
-_log = logging.getLogger(__name__)
 _FILE = "operators-1.json"
 _MOST_KEPT = 20_000
 _ROUNDS = 7
@@ -37,33 +34,18 @@ class OperatorFile:
     """
 
     def __init__(self, directory: Path | None) -> None:
-        self._path = None if directory is None else directory / _FILE
+        self._kept = Kept(directory, _FILE)
 
     def load(self, device: torch.device, ranks: int) -> dict[str, float]:
         """Return what is known, by the keys of calls."""
-        section = self._content().get(_section(device, ranks), {})
+        section = self._kept.section(_section(device, ranks))
         return {key: seconds for key, seconds in section.items() if isinstance(seconds, float) and seconds > 0}
 
     def store(self, device: torch.device, ranks: int, seconds: Mapping[str, float]) -> None:
-        """Keep what was timed, beside what is there; where that is impossible the log says so."""
-        if self._path is None or not seconds:
-            return
-        content = self._content()
-        merged = {**self.load(device, ranks), **seconds}
-        newest = list(merged.items())[-_MOST_KEPT:]
-        content[_section(device, ranks)] = {key: float(f"{value:.4g}") for key, value in newest}
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(content, indent=0).encode())
-        except OSError as error:
-            _log.warning("the times of operators are not kept: %s", error)
-
-    def _content(self) -> dict[str, Any]:
-        try:
-            content = None if self._path is None else json.loads(read_ours(self._path) or b"{}")
-        except (OSError, ValueError, TypeError):  # there is none, or it is damaged: what is timed next replaces it
-            return {}
-        return content if isinstance(content, dict) else {}
+        """Keep what was timed, beside what is there."""
+        if seconds:
+            newest = list({**self.load(device, ranks), **seconds}.items())[-_MOST_KEPT:]
+            self._kept.store(_section(device, ranks), {key: float(f"{value:.4g}") for key, value in newest})
 
 
 class MeasuredOperators:

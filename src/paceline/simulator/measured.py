@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.fx import Graph
 
 from paceline.errors import PlanError
 from paceline.placement.costs import Costs
+from paceline.program.capture import Batch
 from paceline.runtime.interface import ParallelModule
 from paceline.runtime.link_times import KINDS, MeasuredCollectives, measured_collectives
 from paceline.runtime.module import PlacedModule
@@ -19,13 +21,14 @@ from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.pipeline.step import PipelineStep
 from paceline.runtime.pipeline.stored import pipeline_from_json, pipeline_to_json
 from paceline.runtime.step import Step
+from paceline.runtime.traffic import exchanges
 from paceline.simulator.pipeline import simulate_pipeline, trained_on
 from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances, simulate_step, trained_pieces
 from paceline.simulator.times import Times
 from paceline.simulator.update import Update, update_of
 
-_KINDS = {
+KINDS_ALONG: Mapping[str, Sequence[str]] = {
     "dp": ("all_reduce",),
     "fsdp": ("all_reduce", "reduce_scatter", "all_gather"),
     "pp": ("send",),
@@ -33,7 +36,7 @@ _KINDS = {
 """What goes along an axis; along others anything may."""
 
 
-def graphs_of(module: ParallelModule, batch: Mapping[str, Any], given: Circumstances) -> list[Graph]:
+def graphs_of(module: ParallelModule, batch: Batch, given: Circumstances) -> list[Graph]:
     """Return every graph that a step runs on some rank, in order, the optimizer's update last.
 
     Raises:
@@ -41,21 +44,21 @@ def graphs_of(module: ParallelModule, batch: Mapping[str, Any], given: Circumsta
     """
     match module:
         case PlacedModule():
-            step = module.step(**batch)
+            step = _called(module.step, batch)
             update = update_of(list(trained_pieces(step).values()), given.optimizer, clips=given.clips)
             return [*_graphs(step), *_of_update(update)]
         case PipelinedModule():
-            first = _weighed(module.steps(**batch)[0])
+            first = _weighed(_called(module.steps, batch)[0])
             return [*_of_stages(first), *_of_updates(first, given)]
     raise PlanError("a module under a fallback has no placed program, so nothing can be said of its steps.")
 
 
-def simulated(module: ParallelModule, batch: Mapping[str, Any], times: Times, given: Circumstances) -> Simulation:
+def simulated(module: ParallelModule, batch: Batch, times: Times, given: Circumstances) -> Simulation:
     """Return a step of a module in virtual time.
 
     Args:
         module: placed.
-        batch: a global batch of one micro-batch, or of a pipeline one of all its micro-batches.
+        batch: a global batch of one micro-batch; a pipeline cuts it further, where its plan says so.
         times: how long calls and collectives take.
         given: what it depends on beside.
 
@@ -64,11 +67,21 @@ def simulated(module: ParallelModule, batch: Mapping[str, Any], times: Times, gi
     """
     match module:
         case PlacedModule():
-            return simulate_step(module.step(**batch), module.plan, times, given)
+            return simulate_step(_called(module.step, batch), module.plan, times, given)
         case PipelinedModule():
-            steps = module.steps(**batch)
-            return simulate_pipeline(_weighed(steps[0]), module.plan, len(steps), times, given)
+            steps = _called(module.steps, batch)
+            return simulate_pipeline(_weighed(steps[0]), module.plan, len(steps) * given.micro_batches, times, given)
     raise PlanError("a module under a fallback has no placed program, so nothing can be said of its steps.")
+
+
+def handed_bytes(module: ParallelModule, batch: Batch, micro_batches: int) -> dict[str, int]:
+    """Return the bytes that a rank hands over in a step, by axis, counted in its graphs; nothing of a pipeline."""
+    found: Counter[str] = Counter()
+    if isinstance(module, PlacedModule):
+        for graph in _graphs(_called(module.step, batch)):
+            for exchange in exchanges(graph):
+                found[exchange.axis] += exchange.bytes * micro_batches
+    return dict(found)
 
 
 def collectives_of(module: ParallelModule) -> MeasuredCollectives:
@@ -77,7 +90,7 @@ def collectives_of(module: ParallelModule) -> MeasuredCollectives:
     for axis, parts in module.plan.mesh.axes:
         if parts > 1:
             points |= measured_collectives(
-                module.peers, module.plan.mesh, axes=(axis,), kinds=_KINDS.get(axis, KINDS)
+                module.peers, module.plan.mesh, axes=(axis,), kinds=KINDS_ALONG.get(axis, KINDS)
             ).points
     return MeasuredCollectives(points)
 
@@ -101,6 +114,10 @@ def times_here(timed: Mapping[str, float], collectives: MeasuredCollectives, cos
         shares_memory=shares,
         source="measured on this machine",
     )
+
+
+def _called(step: Callable[..., Any], batch: Batch) -> Any:
+    return step(**batch) if isinstance(batch, dict) else step(*batch)
 
 
 def _weighed(step: PipelineStep) -> PipelineStep:

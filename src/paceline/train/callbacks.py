@@ -6,7 +6,8 @@ The loop itself prints and writes nothing; all reporting is callbacks. Reports a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -38,6 +39,8 @@ class StepReport:
         weight: what the loss is a mean over: valid tokens, or samples, of the global batch.
         seconds: wall time of the step, with its data.
         peak_memory: bytes, the highest so far in this process (of the device if there is one).
+        parts: seconds of its parts on this rank, as far as they can be told apart: `data`, `forward`, `backward` (or
+            `passes`), `update`.
     """
 
     step: int
@@ -48,6 +51,7 @@ class StepReport:
     weight: float
     seconds: float
     peak_memory: int
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_s(self) -> float:

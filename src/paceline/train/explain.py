@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -107,15 +108,20 @@ def simulate_recipe(
         DataError: the data cannot be read.
         CaptureError, PlanError, PlacementError, ScheduleError, ClusterError: see `planner.simulated.simulate`.
     """
-    given = Circumstances(
+    given = replace(circumstances_of(recipe), slowness=slowness or {})
+    flow = flow_of_recipe(recipe, tell=tell)
+    return simulate_flow(flow, recipe.plan() if plan is None else plan, cluster=cluster, given=given, tell=tell)
+
+
+def circumstances_of(recipe: Recipe) -> Circumstances:
+    """Return what a step of a recipe depends on beside its program and its plan."""
+    return Circumstances(
+        micro_batches=recipe.train.micro_batches,
         optimizer=lambda module: build_optimizer(
             module, recipe.optimizer.name, recipe.optimizer.options, decay_vectors=recipe.optimizer.decay_vectors
         ),
         clips=recipe.train.clip is not None,
-        slowness=slowness or {},
     )
-    flow = flow_of_recipe(recipe, tell=tell)
-    return simulate_flow(flow, recipe.plan() if plan is None else plan, cluster=cluster, given=given, tell=tell)
 
 
 def _autocast(recipe: Recipe) -> torch.dtype | None:

@@ -96,6 +96,7 @@ class Trainer:
         self.callbacks = callbacks
         self.step = 0
         self._saved: int | None = None
+        self._parts: dict[str, float] = {}
         self._device = next(module.parameters()).device
 
     def fit(self) -> EndReport:
@@ -143,7 +144,9 @@ class Trainer:
     def _advance(self, steps: Iterator[Step]) -> list[StepReport]:
         """Do the next step, or the next few where they cannot be told apart, and report each."""
         began = time.monotonic()
-        loss, norm, weight, rate = self.train_step(self._next(steps))
+        micro_batches = self._next(steps)
+        self._parts = {"data": time.monotonic() - began}
+        loss, norm, weight, rate = self.train_step(micro_batches)
         return [self._report(self.step, loss, norm, weight, rate, time.monotonic() - began)]
 
     def _next(self, steps: Iterator[Step]) -> Sequence[MicroBatch]:
@@ -159,7 +162,8 @@ class Trainer:
     def _report(
         self, step: int, loss: float, norm: float | None, weight: float, rate: float, seconds: float
     ) -> StepReport:
-        return StepReport(step, self.settings.steps, loss, rate, norm, weight, seconds, peak_memory(self._device))
+        peak = peak_memory(self._device)
+        return StepReport(step, self.settings.steps, loss, rate, norm, weight, seconds, peak, dict(self._parts))
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float, float, float]:
         """Do one optimizer step; return loss, gradient norm, weight of the loss and learning rate.
@@ -167,7 +171,9 @@ class Trainer:
         Raises:
             NonFiniteError: see `fit`; raised on all ranks alike, before the optimizer has changed anything.
         """
+        began = time.monotonic()
         loss, weight = self._accumulate(micro_batches)
+        passed = time.monotonic()
         clip = self.settings.clip if self.settings.clip is not None else math.inf
         norm = float(self.module.clip_grad_norm_(clip)) if weight > 0 else math.nan
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -178,6 +184,8 @@ class Trainer:
             self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        passes = self.module.pass_seconds or {"passes": passed - began}
+        self._parts |= {**passes, "update": time.monotonic() - passed}
         return loss, norm, weight, rate
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
