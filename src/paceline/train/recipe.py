@@ -152,6 +152,7 @@ class TrainSection(Section):
         nan: what a NaN or infinite loss does.
         loss_weight: what a micro-batch's mean loss counts by: `auto`, the number of valid targets it is a mean over;
             `equal`, all micro-batches alike.
+        predict: say before the run what a step should take, and compare at its end.
     """
 
     steps: Count | None = None
@@ -163,6 +164,7 @@ class TrainSection(Section):
     validation: ValidateSection | None = Field(default=None, alias="validate")
     nan: Literal["stop"] = "stop"
     loss_weight: Literal["auto", "equal"] = "auto"
+    predict: Flag = True
 
     @model_validator(mode="after")
     def _check(self) -> Self:

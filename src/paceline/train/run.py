@@ -22,14 +22,17 @@ from paceline.program.factory import load_factory
 from paceline.runtime.job.rendezvous import World, join
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
 from paceline.runtime.pipeline.module import PipelinedModule
+from paceline.simulator.measured import handed_bytes
 from paceline.train.asynchronous import AsynchronousTrainer, VersionLog
 from paceline.train.callbacks import Callback, EndReport
 from paceline.train.checkpoint import Checkpointer, export_safetensors
-from paceline.train.data import Loader, MicroBatch, Source, open_source
+from paceline.train.data import Batch, Loader, MicroBatch, Source, open_source
+from paceline.train.explain import circumstances_of
 from paceline.train.loop import FitSettings, Trainer
 from paceline.train.metrics import LogLines, MetricsFile, TensorBoard
 from paceline.train.model import InFloat64, build_module
 from paceline.train.optim import build_optimizer, build_schedule
+from paceline.train.prediction import PredictionTable, prediction_of
 from paceline.train.progress import progress
 from paceline.train.recipe import Recipe, to_yaml
 from paceline.train.rundir import RunDirectory, write_whole
@@ -96,8 +99,9 @@ class _Run:
         if self.leads:
             self.speaker.say(_how_planned(module, recipe.fallback))
             write_whole(run.plan, _plan_text(module, self.world, recipe))
+        comparison = self._comparison(module, example)
         with self.speaker.phase("optimizer"):
-            trainer = self._trainer(module, source, held_out)
+            trainer = self._trainer(module, source, held_out, comparison)
             if resume:
                 trainer.resume()
         report = trainer.fit()
@@ -115,7 +119,20 @@ class _Run:
             return InFloat64(source), InFloat64(held_out) if held_out is not None else None
         return source, held_out
 
-    def _trainer(self, module: ParallelModule, source: Source, held_out: Source | None) -> Trainer:
+    def _comparison(self, module: ParallelModule, example: Batch) -> list[Callback]:
+        """Return what tells at the end how steps compared with their prediction, which is made now."""
+        recipe = self.recipe
+        if not recipe.train.predict:
+            return []
+        with self.speaker.phase("prediction"):
+            prediction, reason = prediction_of(module, example, circumstances_of(recipe))
+        counted = {} if reason is not None else handed_bytes(module, example, recipe.train.micro_batches)
+        file = self.run.prediction if self.leads else None
+        return [PredictionTable(prediction, reason, module, counted, file, self.speaker.console)]
+
+    def _trainer(
+        self, module: ParallelModule, source: Source, held_out: Source | None, comparison: list[Callback]
+    ) -> Trainer:
         recipe, settings = self.recipe, self.recipe.train
         parts = recipe.mesh.batch_parts
         loader = Loader(
@@ -152,7 +169,7 @@ class _Run:
             schedule=schedule,
             validation=self._validation(module, held_out),
             checkpoints=Checkpointer(self.run.checkpoints, module, optimizer, keep=recipe.checkpoint.keep),
-            callbacks=self._callbacks(),
+            callbacks=[*self._callbacks(), *comparison],
         )
 
     def _validation(self, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]] | None:

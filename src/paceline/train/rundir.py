@@ -2,6 +2,7 @@
 
     config.yaml          the recipe with all defaults, ready to be trained from again
     plan.yaml            the plan that executes
+    prediction.json      what a step was predicted to take, beside what it took
     metrics.jsonl        a line for every step and validation
     tensorboard/         the same for TensorBoard
     logs/rank-N.log      what each rank did
@@ -38,6 +39,11 @@ class RunDirectory:
     def plan(self) -> Path:
         """The plan that executes."""
         return self.root / "plan.yaml"
+
+    @property
+    def prediction(self) -> Path:
+        """See `train.prediction`."""
+        return self.root / "prediction.json"
 
     @property
     def metrics(self) -> Path:
