@@ -27,12 +27,14 @@ class Flow:
         batch: one micro-batch, over all ranks of the inner mesh.
         count: how many micro-batches there are.
         autocast: run the forward pass under autocast to this dtype.
+        elsewhere: what operators and redistributions cost on another machine than this.
     """
 
     module: nn.Module
     batch: Batch
     count: int
     autocast: torch.dtype | None = None
+    elsewhere: Costs | None = None
 
     @property
     def samples(self) -> int:
@@ -41,7 +43,9 @@ class Flow:
 
     @property
     def costs(self) -> Costs:
-        """What is known of this machine."""
+        """What is known of the machine it is planned for."""
+        if self.elsewhere is not None:
+            return self.elsewhere
         device = next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
         return known_costs(device, default_directory())
 

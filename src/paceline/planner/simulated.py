@@ -10,11 +10,12 @@ from torch import nn
 
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.files import load
+from paceline.placement.costs import Costs
+from paceline.placement.machine_of import machine_of
 from paceline.placement.place import place
 from paceline.plan import Plan
 from paceline.planner.flow import Flow, placed_on_inner
 from paceline.program.capture import Batch, capture
-from paceline.runtime.figures import known_costs
 from paceline.runtime.pipeline.pieces import count_for, micro_batches
 from paceline.runtime.pipeline.replicas import check_replicas
 from paceline.runtime.pipeline.scheduling import Schedules
@@ -92,9 +93,13 @@ def simulate_flow(
 ) -> Simulation:
     """Return what `simulate` does for a module, one of its micro-batches and their number."""
     given = given or Circumstances()
-    where = load(cluster) if isinstance(cluster, str) else cluster or default_cluster()
+    here = default_cluster()
+    where = load(cluster) if isinstance(cluster, str) else cluster or here
     if times is None:
+        is_elsewhere = where != here  # this machine's steps are placed by what its runs measured
         where = where.of(plan.mesh.size)
+        if is_elsewhere:
+            flow = replace(flow, elsewhere=Costs.of_machine(machine_of(where, plan.mesh)))
         times = modelled_times(where, plan.mesh, plan)
         given = replace(given, slowness={**slow_ranks(where, plan.mesh.size), **given.slowness})
     given = replace(given, micro_batches=flow.count)
@@ -104,8 +109,7 @@ def simulate_flow(
     with in_modes(flow.module, training_modes(flow.module)):
         program = capture(flow.module, flow.batch, autocast=flow.autocast)
     tell("placing it")
-    device = next((parameter.device for parameter in flow.module.parameters()), torch.device("cpu"))
-    step = schedule(place(program, plan, costs=known_costs(device, default_directory())), plan)
+    step = schedule(place(program, plan, costs=flow.costs), plan)
     tell("running it in virtual time")
     return simulate_step(step, plan, times, given)
 
