@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.cluster.cluster import Device, Group
 from paceline.simulator.demands import AXES, Demand, PassDemand, Products
+from paceline.simulator.layouts import Integers
 from paceline.simulator.waves import filled
 from paceline.simulator.workload import Numbers
 
@@ -47,10 +48,19 @@ class Times:
         exposed = {axis: self.exposed[axis] + other.exposed[axis] for axis in self.exposed}
         return Times(self.forward + other.forward, self.backward + other.backward, exposed)
 
+    def of(self, which: Integers) -> Times:
+        """Return those of some layouts, by their indices."""
+        exposed = {axis: _of(each, which) for axis, each in self.exposed.items()}
+        return Times(_of(self.forward, which), _of(self.backward, which), exposed)
+
     def scaled(self, times: Numbers) -> Times:
         """Return it so many times over."""
         exposed = {axis: times * each for axis, each in self.exposed.items()}
         return Times(times * self.forward, times * self.backward, exposed)
+
+
+def _of(values: Numbers, which: Integers) -> Numbers:
+    return values[which] if np.ndim(values) else values
 
 
 NOTHING = Times(np.zeros(()), np.zeros(()), dict.fromkeys(AXES.values(), np.zeros(())))

@@ -13,7 +13,7 @@ from paceline.simulator.bubbles import waits
 from paceline.simulator.demands import Demand, block_demand
 from paceline.simulator.device_seconds import NOTHING, Times, block_times, wide_of
 from paceline.simulator.gradient_sums import Exchange, Sums, exchanges, sums
-from paceline.simulator.layouts import Layouts
+from paceline.simulator.layouts import Integers, Layouts
 from paceline.simulator.workload import Block, Numbers, Workload
 
 
@@ -22,8 +22,9 @@ class StepDemand:
     """What a step asks for on the rank that has most to do, for each layout.
 
     Attributes:
-        before, repeated, after: blocks before those that repeat, these, and the others, each with how often the rank
-            has it.
+        before, repeated, after: blocks before those that repeat, these, and the others, for layouts that blocks can
+            tell apart, each with how often the rank has it, for all layouts.
+        which: of the layouts that blocks can tell apart, for each layout.
         parameters: elements of the rank, before `fsdp` splits them.
         transfer_s: of one micro-batch's messages between stages, in both passes.
         exchanges: among replicas.
@@ -33,6 +34,7 @@ class StepDemand:
     before: tuple[tuple[Demand, Numbers], ...]
     repeated: tuple[tuple[Demand, Numbers], ...]
     after: tuple[tuple[Demand, Numbers], ...]
+    which: Integers
     parameters: Numbers
     transfer_s: Numbers
     exchanges: tuple[Exchange, ...]
@@ -60,14 +62,16 @@ def step_demand(workload: Workload, layouts: Layouts, cluster: Cluster) -> StepD
     """Return what a step asks for, for each layout."""
     repeats = [index for index, block in enumerate(workload.blocks) if block.repeats]
     first = repeats[0] if repeats else len(workload.blocks) - 1
+    apart, which = _apart(layouts) if _is_one_model(workload) else (layouts, np.arange(len(layouts)))
     groups: dict[str, list[tuple[Demand, Numbers]]] = {"before": [], "repeated": [], "after": []}
     for index, block in enumerate(workload.blocks):
         group = "repeated" if block.repeats else "before" if index < first else "after"
-        groups[group].append((block_demand(block, layouts, cluster), occurrences(block, layouts)))
+        groups[group].append((block_demand(block, apart, cluster), occurrences(block, layouts)))
     parameters = _parameters(workload, layouts)
     found = tuple(exchanges(parameters, layouts, workload.precision))
     return StepDemand(
         **{name: tuple(pairs) for name, pairs in groups.items()},
+        which=which,
         parameters=parameters,
         transfer_s=_transfer(boundary(workload), layouts, cluster),
         exchanges=found,
@@ -85,7 +89,7 @@ def step_parts(demand: StepDemand, workload: Workload, layouts: Layouts, cluster
     rates = group.device.rates
 
     def total(pairs: tuple[tuple[Demand, Numbers], ...], dtype: str) -> Times:
-        times = (block_times(each, group, dtype).scaled(often) for each, often in pairs)
+        times = (block_times(each, group, dtype).of(demand.which).scaled(often) for each, often in pairs)
         return sum(times, start=NOTHING)
 
     wide = wide_of(dtype)
@@ -108,6 +112,24 @@ def step_parts(demand: StepDemand, workload: Workload, layouts: Layouts, cluster
         optimizer_s=update_seconds(demand.parameters, workload, layouts, cluster),
         constant_s=np.asarray(rates.step_s + rates.step_growth_s * hosts),
     )
+
+
+def _apart(layouts: Layouts) -> tuple[Layouts, Integers]:
+    """Return layouts that differ in something that blocks see, and which of them each layout is: they are few."""
+    code = np.zeros(len(layouts), dtype=np.int64)
+    for seen in (layouts.tp, layouts.sp, layouts.hw, layouts.micro_batch, layouts.regions, layouts.recompute):
+        values, index = np.unique(seen, return_inverse=True)
+        code = code * len(values) + index
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return layouts[first], which
+
+
+def _is_one_model(workload: Workload) -> bool:
+    """Whether what its blocks do are numbers, not arrays that are as long as the layouts."""
+    work = [each for block in workload.blocks for each in block.work]
+    amounts = [amount for each in work for amount in (*each.dims, each.times, each.nbytes)]
+    amounts += [message.nbytes for block in workload.blocks for message in block.messages]
+    return not any(np.ndim(amount.value) for amount in amounts)
 
 
 def occurrences(block: Block, layouts: Layouts) -> Numbers:
