@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from paceline.plan import Mesh, Plan
 from paceline.runtime.pipeline.scheduling import Schedules, edges_of
 from paceline.runtime.pipeline.step import PipelineStep
@@ -14,12 +12,23 @@ from paceline.schedule import Action, Op, Schedule, clock
 from paceline.schedule.clock import Span
 from paceline.simulator.memory import Peak
 from paceline.simulator.pipeline_memory import peaks_of_pipeline
-from paceline.simulator.pipeline_parts import PP, Edge, Part, Walked, message_bytes, walked, walked_parts
+from paceline.simulator.pipeline_parts import (
+    PP,
+    Edge,
+    Part,
+    Walked,
+    message_bytes,
+    trained_on,
+    walked,
+    walked_parts,
+)
 from paceline.simulator.simulation import RankTold, Simulation
 from paceline.simulator.step import Circumstances
 from paceline.simulator.times import Times
 from paceline.simulator.update import Update, update_of
 from paceline.trace import GRADIENTS, NORM, UPDATE, Category, Event
+
+__all__ = ["simulate_pipeline", "trained_on"]
 
 _SUM_BYTES = 8
 _LOSS_BYTES = 32
@@ -40,16 +49,6 @@ def simulate_pipeline(
         given: what it depends on beside; its micro-batches are not looked at.
     """
     return _Pipeline(step, plan, micro_batches, times, given or Circumstances()).simulated()
-
-
-def trained_on(step: PipelineStep, stages: Sequence[int]) -> dict[str, Tensor]:
-    """Return the pieces of trained parameters of some stages on a rank, without data, by name."""
-    found: dict[str, Tensor] = {}
-    for number in stages:
-        stage = step.pipeline.stages[number]
-        for name, value in stage.gradients.items():
-            found.setdefault(name, step.pipeline.values[value])
-    return found
 
 
 @dataclass

@@ -30,6 +30,7 @@ from paceline.schedule import Schedule
 from paceline.simulator.carriers import Carrier
 from paceline.simulator.lifetimes import Lifetimes, lifetimes, recorded_lifetimes
 from paceline.simulator.memory import Held, Memory, Peak, Storage
+from paceline.simulator.pipeline_parts import outputs_of, values_of
 from paceline.simulator.times import Times
 from paceline.simulator.tracked import Tracked
 from paceline.simulator.update import Update
@@ -91,6 +92,7 @@ class _RankMemory:
         self._lifetimes = lifetimes_of
         self._mode = fake_mode()
         self.memory = Memory()
+        self.values = values_of(step)
         self.tracked = Tracked(self.memory, self._mode)
         stages = schedule.stages_of(number)
         self._rank = cast(StageRank, _Rank(self, step, number, stages, wire_named(plan.pipeline.wire)))
@@ -137,11 +139,10 @@ class _RankMemory:
 
     def _batch(self) -> dict[str, Tensor]:
         """Every rank is given whole micro-batches, whichever of them its stages read."""
-        values = self._step.pipeline.values
         return {
-            item.name: self.tracked.new(values[name], Held.BATCH)
+            item.name: self.tracked.new(self.values[name], Held.BATCH)
             for name, item in self._step.pipeline.inputs.items()
-            if item.role is InputRole.BATCH
+            if item.role is InputRole.BATCH and name in self.values
         }
 
     def _run(self, graph: Graph, phase: str) -> None:
@@ -153,7 +154,7 @@ class _RankMemory:
     def run_graph(self, graph: Graph, columns: list[Pieces], *, reduces: bool = False) -> list[Pieces]:
         """Run a graph on tensors without data."""
         inputs = [self.memory.hold(self.tracked.storage(pieces[0])) for pieces in columns]
-        values = _outputs(graph)
+        values = [node.meta["val"] for node in outputs_of(graph)]
         held = [Held.GRADIENTS] * len(values) if reduces else ()
         found = self.memory.run(self._lifetimes[id(graph)], inputs, self.tracked.phase, outputs=held)
         made = [[self.tracked.like(value, storage)] for value, storage in zip(values, found, strict=True)]
@@ -196,7 +197,7 @@ class _State:
             for role in (InputRole.PARAMETER, InputRole.BUFFER):
                 for value, name in step.reads(stage, role).items():
                     if name not in found:
-                        found[name] = memory.tracked.new(step.pipeline.values[value], _HELD[role])
+                        found[name] = memory.tracked.new(memory.values[value], _HELD[role])
         self.pieces = [found]
 
 
@@ -239,9 +240,3 @@ class _Channel:
         if sent.dtype == torch.uint8:
             return torch.get_rng_state()
         return self._memory.tracked.room(sent.shape, sent.dtype)
-
-
-def _outputs(graph: Graph) -> list[Tensor]:
-    (values,) = next(node for node in reversed(graph.nodes) if node.op == "output").args
-    assert isinstance(values, (list, tuple))
-    return [value.meta["val"] for value in values]

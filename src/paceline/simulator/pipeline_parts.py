@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from torch.fx import Graph
+from torch import Tensor
+from torch.fx import Graph, Node
 
 from paceline.plan import Axis, Mesh, Plan
 from paceline.runtime.pipeline.step import PipelineStep, Sent
@@ -85,6 +86,39 @@ def walked_parts(step: PipelineStep, plan: Plan, times: Times, sums: Sequence[Gr
             graphs[Op.BACKWARD_WEIGHT] = [stage.backward_weight.graph, sums[number]]
         for op, listed in graphs.items():
             found[op, number] = walked(listed, step.mesh, times)
+    return found
+
+
+def values_of(step: PipelineStep) -> dict[str, Tensor]:
+    """Return what goes into the parts of stages and comes out of them, without data, by name.
+
+    Read off their graphs: a step that was stored and read again knows it nowhere else.
+    """
+    found: dict[str, Tensor] = {}
+    for stage in step.pipeline.stages:
+        for part in (stage.forward, stage.backward, stage.backward_input, stage.backward_weight):
+            if part is not None:
+                given = [node for node in part.graph.nodes if node.op == "placeholder"]
+                nodes = [*zip(part.inputs, given, strict=True), *zip(part.outputs, outputs_of(part.graph), strict=True)]
+                for name, node in nodes:
+                    found.setdefault(name, node.meta["val"])
+    return found
+
+
+def outputs_of(graph: Graph) -> list[Node]:
+    """Return the nodes whose values a graph returns."""
+    (values,) = next(node for node in reversed(graph.nodes) if node.op == "output").args
+    assert isinstance(values, (list, tuple))
+    return [value for value in values if isinstance(value, Node)]
+
+
+def trained_on(step: PipelineStep, stages: Sequence[int]) -> dict[str, Tensor]:
+    """Return the pieces of trained parameters of some stages on a rank, without data, by name."""
+    values = values_of(step)
+    found: dict[str, Tensor] = {}
+    for number in stages:
+        for name, value in step.pipeline.stages[number].gradients.items():
+            found.setdefault(name, values[value])
     return found
 
 

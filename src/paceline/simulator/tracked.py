@@ -53,7 +53,8 @@ class Tracked(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in
     def like(self, value: Tensor, storage: Storage) -> Tensor:
         """Return a tensor like one that lies in a storage."""
         with self._unseen():
-            made = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device=value.device)
+            stride = value.stride()
+            made = torch.empty_strided(tuple(value.shape), stride, dtype=value.dtype, device=value.device)
         return self._watch(made, storage)
 
     def storage(self, value: Tensor) -> Storage:
