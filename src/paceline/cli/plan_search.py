@@ -77,6 +77,8 @@ def _found(recipe: Recipe | None, model: str | None, wish: Wish, tell: Tell) -> 
     from paceline.planner.search.ranking import search as search_plans
 
     cluster = load(wish.cluster)
+    if wish.devices is not None:
+        cluster = cluster.of(wish.devices)
     workload, samples = _workload(recipe, model, wish, tell)
     return search_plans(
         workload,
