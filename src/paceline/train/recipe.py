@@ -148,6 +148,7 @@ class TrainSection(Section):
         micro_batches: pieces a step's batch is computed in, one after the other.
         clip: largest global norm of the gradient.
         log_every: steps between lines of the log.
+        trace: steps, counted from 1, whose parts each rank notes in `traces/rank-N.json` of the run.
         validation: `validate` in the file.
         nan: what a NaN or infinite loss does.
         loss_weight: what a micro-batch's mean loss counts by: `auto`, the number of valid targets it is a mean over;
@@ -161,6 +162,7 @@ class TrainSection(Section):
     micro_batches: Count = 1
     clip: Annotated[float, Field(gt=0)] | None = None
     log_every: Count = 10
+    trace: tuple[Count, ...] = ()
     validation: ValidateSection | None = Field(default=None, alias="validate")
     nan: Literal["stop"] = "stop"
     loss_weight: Literal["auto", "equal"] = "auto"

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from torch.optim import Optimizer
 
 from paceline.errors import RecipeError
 from paceline.planner.plan_file import PlanFile
@@ -37,6 +38,7 @@ from paceline.train.progress import progress
 from paceline.train.recipe import Recipe, to_yaml
 from paceline.train.rundir import RunDirectory, write_whole
 from paceline.train.startup import FirstStep, Speaker, next_steps, resume_command
+from paceline.train.tracing import TraceFile
 
 
 def train(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
@@ -169,7 +171,7 @@ class _Run:
             schedule=schedule,
             validation=self._validation(module, held_out),
             checkpoints=Checkpointer(self.run.checkpoints, module, optimizer, keep=recipe.checkpoint.keep),
-            callbacks=[*self._callbacks(), *comparison],
+            callbacks=[*self._callbacks(), *self._traces(module, optimizer), *comparison],
         )
 
     def _validation(self, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]] | None:
@@ -205,6 +207,11 @@ class _Run:
                 progress(self.speaker.console),
             ]
         return callbacks + [load_factory(factory, Path.cwd())(self.run.root) for factory in self.recipe.callbacks]
+
+    def _traces(self, module: ParallelModule, optimizer: Optimizer) -> list[Callback]:
+        """What notes the parts of some steps."""
+        steps = self.recipe.train.trace
+        return [TraceFile(self.run.trace(self.world.rank), module, optimizer, steps)] if steps else []
 
     def _finish(self, module: ParallelModule, report: EndReport) -> None:
         """Write the trained module, let it show what it has learnt, and say what to do next."""

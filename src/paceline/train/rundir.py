@@ -7,6 +7,7 @@
     tensorboard/         the same for TensorBoard
     logs/rank-N.log      what each rank did
     checkpoints/         see `train.checkpoint`
+    traces/rank-N.json   what each rank did in the steps of `train.trace`, for ui.perfetto.dev
     model.safetensors    the trained module's state dict, under its own names
     versions/            of an asynchronous pipeline: which versions of its weights each stage read
     sample.txt           what it wrote, if the recipe asks for a sample
@@ -63,6 +64,10 @@ class RunDirectory:
     def versions(self, rank: int) -> Path:
         """Which versions of its weights a rank of an asynchronous pipeline read and made."""
         return self.root / "versions" / f"rank-{rank}.jsonl"
+
+    def trace(self, rank: int) -> Path:
+        """What a rank did in some steps."""
+        return self.root / "traces" / f"rank-{rank}.json"
 
     @property
     def model(self) -> Path:
