@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cluster.cluster import Cluster, Measured
+from paceline.cluster.fabric import Fabric, Level
 from paceline.cluster.files import devices, load, names, save, to_yaml
 from paceline.cluster.units import Unit, read, write
 from paceline.errors import ClusterError
@@ -142,6 +144,39 @@ def test_measured_collectives_come_back(tmp_path: Path) -> None:
     cluster: Cluster = replace(load("laptop"), measured=measured)
     save(cluster, tmp_path / "here.yaml")
     assert load(tmp_path / "here.yaml") == cluster
+
+
+levels = st.builds(
+    Level,
+    name=st.sampled_from(["nvlink", "a b", "1", "yes"]),
+    fabric=st.sampled_from(list(Fabric)),
+    devices=st.none(),
+    bandwidth=st.floats(1, 1e15),
+    latency_s=st.floats(0, 1),
+    start_s=st.floats(0, 1),
+    efficiency=st.floats(0.01, 1),
+    small_groups=st.dictionaries(st.integers(2, 9), st.floats(0.01, 1)),
+    oversubscription=st.floats(1, 100),
+    nics_per_device=st.floats(0.01, 4),
+    flows=st.integers(1, 99),
+    paths=st.none() | st.integers(1, 99),
+    rails=st.integers(1, 8),
+    in_switch=st.none() | st.floats(0.01, 1),
+    in_switch_s=st.floats(0, 1),
+    eager=st.floats(0.01, 1),
+    handshake_s=st.floats(0, 1),
+    port_buffer=st.none() | st.floats(1, 1e9),
+    axes=st.integers(1, 3),
+    source=st.sampled_from(["", "a: b, c # d", "2026-01-01", "é"]),
+)
+
+
+@given(levels)
+def test_any_level_comes_back_exactly(level: Level) -> None:
+    cluster = replace(load("laptop"), levels=(level,))
+    with TemporaryDirectory() as folder:
+        save(cluster, Path(folder) / "copy.yaml")
+        assert load(Path(folder) / "copy.yaml") == cluster
 
 
 @given(st.floats(1e-12, 1e18), st.sampled_from(list(Unit)))
