@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.cluster.files import load
 from paceline.errors import CaptureError
+from paceline.planner.machine_costs import costs_on
 from paceline.planner.saved import saved
 from paceline.planner.workload import workload_of, workload_of_program
 from paceline.program.capture import capture
@@ -195,3 +197,31 @@ def test_a_program_without_a_backward_pass_is_no_training_step() -> None:
     program = capture(Mean().eval(), (torch.zeros(2, 2),))
     with pytest.raises(CaptureError, match="no backward pass"):
         workload_of_program(RepeatedProgram(program, ()))
+
+
+def test_what_comes_and_goes_is_the_block_s_own_worst_moment(gpt: Workload) -> None:
+    """In the head, the gradient of the logits comes while they themselves are kept; in a block, that of its inside."""
+    head = gpt.blocks[-1]
+    logits = TIME * WORDS * 2
+    assert float(head.workspace.value) >= logits
+    assert {Along.BATCH, Along.SP} <= head.workspace.along
+    inner = 2 * TIME * 4 * WIDTH  # the widest tensor of a block
+    assert inner <= float(_blocks(gpt).workspace.value) <= 4 * inner
+
+
+def test_random_draws_divide_as_what_reads_them_does() -> None:
+    module, batch = recipe.build(width=16, layers=4, heads=2, context=8, dropout=0.1, batch=4)
+    workload = workload_of(module, batch)
+    for policy in Recompute:
+        amounts = _blocks(workload).kept[policy]
+        whole = sum(float(amount.value) for amount in amounts if Along.BATCH not in amount.along)
+        assert whole <= 8 * 8 * 4  # a mask of what comes later, the same for all samples
+
+
+def test_costs_on_a_cluster_are_those_of_its_slowest_devices_and_fastest_links() -> None:
+    fast, slow = costs_on(load("dgx-h100")), costs_on(load("v100-25gbe"))
+    assert fast.machine.half_products.rate(1e12) > 3 * slow.machine.half_products.rate(1e12)
+    assert fast.machine.touching.rate(1e9) > slow.machine.touching.rate(1e9)
+    assert fast.per_byte_sent < slow.per_byte_sent
+    level = load("dgx-h100").levels[0]
+    assert fast.per_byte_sent == pytest.approx(1 / (level.bandwidth * level.efficiency))

@@ -16,6 +16,7 @@ from paceline.plan import Plan
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from paceline.cluster.cluster import Cluster
     from paceline.planner.search.ranking import Ranking
     from paceline.simulator.workload import Workload
     from paceline.train.recipe import Recipe
@@ -79,7 +80,7 @@ def _found(recipe: Recipe | None, model: str | None, wish: Wish, tell: Tell) -> 
     cluster = load(wish.cluster)
     if wish.devices is not None:
         cluster = cluster.of(wish.devices)
-    workload, samples = _workload(recipe, model, wish, tell)
+    workload, samples = _workload(recipe, model, wish, cluster, tell)
     return search_plans(
         workload,
         cluster,
@@ -91,12 +92,17 @@ def _found(recipe: Recipe | None, model: str | None, wish: Wish, tell: Tell) -> 
     )
 
 
-def _workload(recipe: Recipe | None, model: str | None, wish: Wish, tell: Tell) -> tuple[Workload, int]:
-    """Return what a step consists of, and of how many samples it is."""
+def _workload(
+    recipe: Recipe | None, model: str | None, wish: Wish, cluster: Cluster, tell: Tell
+) -> tuple[Workload, int]:
+    """Return what a step consists of, divided as the cluster's devices would, and of how many samples it is."""
+    from paceline.planner.machine_costs import costs_on
+
+    costs = costs_on(cluster)
     if recipe is not None:
         from paceline.train.explain import workload_of_recipe
 
-        return workload_of_recipe(recipe, tell=tell), recipe.train.batch
+        return workload_of_recipe(recipe, costs=costs, tell=tell), recipe.train.batch
     import torch
 
     from paceline.planner.workload import workload_of
@@ -110,7 +116,8 @@ def _workload(recipe: Recipe | None, model: str | None, wish: Wish, tell: Tell) 
     samples = batch_size(batch)
     assert samples is not None
     autocast = torch.bfloat16 if wish.autocast else None
-    return workload_of(module, batch, autocast=autocast, name=model.rpartition(":")[2], tell=tell), samples
+    name = model.rpartition(":")[2]
+    return workload_of(module, batch, autocast=autocast, costs=costs, name=name, tell=tell), samples
 
 
 def _write(found: Ranking, base: Plan, file: Path) -> None:

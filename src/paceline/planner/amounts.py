@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
 from torch.fx import Node
 
 from paceline.placement.calls import results
 from paceline.planner.dividing import Split, alongs, is_part
+from paceline.program.random import is_random
 from paceline.program.work import CallWork, Operations, reads, work_of, writes
 from paceline.simulator.workload import Along, Amount, Kind, Pass, Work
 
@@ -33,13 +35,17 @@ class Amounts:
         return Amount(value / self.batch if Along.BATCH in along else value, along)
 
     def tensor(self, node: Node, index: int = 0) -> Alongs:
-        """Return what a result of a node divides along, as it is made."""
+        """Return what a result of a node divides along, as it is made; random draws, as they are read."""
+        if is_random(node):
+            node, index = _reader(node), 0
         whole = results(node)[index]
         assert whole is not None
         return alongs([along for along, split in self.splits.items() if split.divides(node.name, index, whole)])
 
     def kept(self, node: Node, index: int, nbytes: int) -> Alongs:
         """Return what memory of a result divides along that is kept for the backward pass."""
+        if is_random(node):
+            return self.tensor(node, index)
         whole = results(node)[index]
         assert whole is not None
         return alongs(
@@ -90,6 +96,9 @@ class Amounts:
 
     def _touched(self, node: Node) -> Iterable[tuple[Alongs, float]]:
         """Yield the bytes that a call reads and writes, tensor by tensor, with what each divides along."""
+        if is_random(node):
+            yield self.tensor(node), float(sum(nbytes for _, nbytes in writes(node)))
+            return
         whole = [*reads(node), *writes(node)]
         found: list[list[Along]] = [[] for _ in whole]
         for along, split in self.splits.items():
@@ -130,6 +139,18 @@ def merged(found: Iterable[Work]) -> list[Work]:
         launches = sum(work.launches for work in alike)
         rest.append(Work(Kind.TOUCH, when, nbytes=Amount(nbytes, along), selective=selective, launches=launches))
     return rest
+
+
+def _reader(node: Node) -> Node:
+    """Return the call that reads what a node draws, of one result and alike in shape; the node, if there is none.
+
+    Ranks draw the numbers of the whole batch, so that they are those of a single process, and take theirs.
+    """
+    for user in node.users:
+        value = user.meta.get("val")
+        if isinstance(value, Tensor) and value.shape == results(node)[0].shape:  # type: ignore[union-attr]
+            return user
+    return node
 
 
 def _largest(calls: Iterable[Node]) -> Operations | None:

@@ -26,6 +26,7 @@ from paceline.planner.dividing import ACCELERATOR, splits
 from paceline.planner.moved import messages
 from paceline.planner.saved import saved
 from paceline.planner.segments import Segment, segments
+from paceline.planner.working import Storages
 from paceline.program.capture import Batch
 from paceline.program.program import InputRole, Program
 from paceline.program.rematerialize import MARK, recomputed
@@ -128,6 +129,7 @@ class _Reader:
         self._again = {node.name for node in again.nodes if node.meta.get(MARK) and not node.meta.get("backward")}
         self._again -= {node.name for node in program.graph.nodes if node.meta.get(MARK)}
         self._messages = self._read_messages()
+        self._storages = Storages(program.copy())
 
     def block(self, segment: Segment, before: Segment | None, after: Segment | None) -> Block:
         """Return a segment as a block; what only the outer ones of blocks exchange is told of their neighbours."""
@@ -154,6 +156,7 @@ class _Reader:
                 for policy, kept in self._kept.items()
             },
             output=self._output(segment),
+            workspace=self._workspace(segment),
             shared=together(self._elements(node, 1) for node in segment.shared),
         )
 
@@ -189,6 +192,14 @@ class _Reader:
             if node.op == "call_function"
         )
         return max(pieces, key=lambda piece: float(piece.value), default=Amount(0.0))
+
+    def _workspace(self, segment: Segment) -> Amount:
+        """Return what is needed for a while, which divides as the largest part of it does."""
+        kept = [item.node for item in self._kept[Recompute.NONE]]
+        found = self._storages.working(segment.nodes, [name for name in kept if self._nodes[name] in segment.nodes])
+        if found.largest is None:
+            return Amount(0.0)
+        return self._amounts.of(found.nbytes, self._amounts.tensor(self._nodes[found.largest]))
 
     def _exchanged(self, nodes: Mapping[Node, int]) -> list[Message]:
         return [message for node, times in nodes.items() for message in self._messages[node.name] * times]

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from paceline.cluster.cluster import Cluster
+from paceline.placement.costs import Costs
 from paceline.plan import Plan
+from paceline.planner.dividing import ACCELERATOR
 from paceline.planner.explain import explain
 from paceline.planner.explanation import Explanation
 from paceline.planner.flow import Flow
@@ -52,8 +54,15 @@ def explain_recipe(
     )
 
 
-def workload_of_recipe(recipe: Recipe, *, tell: Callable[[str], None] = lambda _: None) -> Workload:
+def workload_of_recipe(
+    recipe: Recipe, *, costs: Costs = ACCELERATOR, tell: Callable[[str], None] = lambda _: None
+) -> Workload:
     """Return what a training step of a recipe consists of; nothing is allocated for its module where that is possible.
+
+    Args:
+        recipe: what is trained.
+        costs: by which tensors are split; see `planner.workload`.
+        tell: is told what is being done, in a few words.
 
     Raises:
         RecipeError: the factory cannot be used.
@@ -68,6 +77,7 @@ def workload_of_recipe(recipe: Recipe, *, tell: Callable[[str], None] = lambda _
         module,
         _batch(recipe),
         autocast=_autocast(recipe),
+        costs=costs,
         states=states_per_element(recipe.optimizer.name, recipe.optimizer.options),
         name=recipe.name,
         tell=tell,
