@@ -17,8 +17,16 @@ from paceline.runtime.module import parallelize
 from paceline.runtime.operator_times import OperatorFile
 from paceline.simulator.measured import handed_bytes
 from paceline.simulator.step import Circumstances
-from paceline.train.callbacks import EndReport, StartReport, StepReport
-from paceline.train.prediction import Prediction, PredictionTable, compared, prediction_of, table_of, why_not
+from paceline.train.callbacks import EndReport, StepReport
+from paceline.train.prediction import (
+    Prediction,
+    PredictionTable,
+    StepMemory,
+    compared,
+    prediction_of,
+    table_of,
+    why_not,
+)
 from tests.ranks import ranks
 
 CPU = torch.device("cpu")
@@ -42,6 +50,11 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(self.second(self.first(x).relu()), y)
+
+
+def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:
+    parameters = list(module.parameters())  # a stage may have none
+    return torch.optim.SGD(parameters or [nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def batch(size: int = 4) -> dict[str, torch.Tensor]:
@@ -98,13 +111,32 @@ def test_a_run_is_compared_at_its_end(tmp_path: Path, console: Console, monkeypa
     assert OperatorFile(tmp_path / "cache").load(CPU, 1)
     assert handed_bytes(module, batch(), 1) == {}
     file = tmp_path / "prediction.json"
-    callback = PredictionTable(prediction, None, module, {}, file, console)
-    callback.on_start(StartReport(0, 3, 1))
+    callback = PredictionTable(prediction, None, module, optimizer_of(module), {}, file, console)
     for step in steps(forward=0.05, backward=0.06, update=0.02):
         callback.on_step(step)
     callback.on_end(EndReport(3, 3, None, 1.0))
     assert json.loads(file.read_text())["step_s"]["measured"] == 0.2
     assert "largest difference" in shown(console)
+
+
+def test_memory_is_looked_at_in_steps_that_follow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = parallelize(Net(), batch(), Plan(Mesh()))
+    memory = StepMemory(module, optimizer_of(module))
+    held = sum(parameter.nbytes for parameter in module.parameters())
+    between, peak = iter([100, 100, 100]), iter([150, 900])
+    monkeypatch.setattr("paceline.train.prediction.memory_bytes", lambda: next(between))
+    monkeypatch.setattr("paceline.train.prediction.peak_bytes", lambda: next(peak))
+    monkeypatch.setattr("paceline.train.prediction.forget_peak", lambda: None)
+    memory._tells = True
+    memory.after_step()
+    memory.after_step()
+    memory.begin_anew()  # a validation: the next peak is not of a step
+    memory.after_step()
+    assert memory.most() == held + 50
+    untold = StepMemory(module, optimizer_of(module))
+    untold._tells = False
+    untold.after_step()
+    assert untold.most() is None
 
 
 def test_a_second_prediction_times_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +154,7 @@ def test_why_there_is_no_prediction_is_said(tmp_path: Path, console: Console, mo
     module = parallelize(Net(), batch(), Plan(Mesh()))
     prediction, reason = prediction_of(module, batch(), Circumstances())
     assert prediction is None and reason is not None and "PACELINE_CACHE is off" in reason
-    callback = PredictionTable(None, reason, module, {}, tmp_path / "prediction.json", console)
-    callback.on_start(StartReport(0, 3, 1))
+    callback = PredictionTable(None, reason, module, optimizer_of(module), {}, tmp_path / "prediction.json", console)
     callback.on_step(report(1, 0.1))
     callback.on_end(EndReport(1, 1, None, 1.0))
     assert "no prediction of a step: PACELINE_CACHE is off" in shown(console)
@@ -152,8 +183,7 @@ def test_ranks_predict_together(rank: int, mesh: str, tmp_path: Path) -> None:
         module = parallelize(Net(), batch(), Plan(Mesh.parse(mesh)))
         prediction, reason = prediction_of(module, batch(), Circumstances(micro_batches=2))
         assert reason is None and (prediction is not None) == (rank == 0)
-        callback = PredictionTable(prediction, reason, module, {}, None, Console(quiet=True))
-        callback.on_start(StartReport(0, 3, 1))
+        callback = PredictionTable(prediction, reason, module, optimizer_of(module), {}, None, Console(quiet=True))
         for step in steps():
             callback.on_step(step)
         callback.on_end(EndReport(3, 3, None, 1.0))

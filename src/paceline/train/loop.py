@@ -97,6 +97,7 @@ class Trainer:
         self.step = 0
         self._saved: int | None = None
         self._parts: dict[str, float] = {}
+        self._peak = 0
         self._device = next(module.parameters()).device
 
     def fit(self) -> EndReport:
@@ -162,7 +163,7 @@ class Trainer:
     def _report(
         self, step: int, loss: float, norm: float | None, weight: float, rate: float, seconds: float
     ) -> StepReport:
-        peak = peak_memory(self._device)
+        peak = self._peak = max(self._peak, peak_memory(self._device))  # somebody may let it begin anew
         return StepReport(step, self.settings.steps, loss, rate, norm, weight, seconds, peak, dict(self._parts))
 
     def train_step(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float, float, float]:

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+from torch.optim import Optimizer
 
 from paceline.bench.memory import can_take_memory, forget_peak, memory_bytes, peak_bytes
 from paceline.program.capture import Batch
@@ -32,13 +34,15 @@ from paceline.runtime.program_cache import default_directory
 from paceline.simulator.measured import KINDS_ALONG, graphs_of, simulated, times_here
 from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances
-from paceline.train.callbacks import Callback, EndReport, StartReport, StepReport
+from paceline.train.callbacks import Callback, CheckpointReport, EndReport, StepReport, ValidationReport
 from paceline.train.rundir import write_whole
 
 _log = logging.getLogger(__name__)
 _BUDGET_S = 4.0
 _UNLIKE = 2
 """So many steps at the start are unlike the others: memory is new, and libraries load."""
+_WEIGHED = 3
+"""So many steps are looked at for their memory."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class PredictionTable(Callback):
         prediction: of rank 0; others have none.
         reason: why there is none.
         module: that is trained.
+        optimizer: of its parameters.
         handed_bytes: what ranks hand over in a step, by axis, counted in the graphs that run.
         file: where the comparison goes, on rank 0; None on others.
         console: where the table goes.
@@ -132,6 +137,7 @@ class PredictionTable(Callback):
         prediction: Prediction | None,
         reason: str | None,
         module: ParallelModule,
+        optimizer: Optimizer,
         handed_bytes: Mapping[str, int],
         file: Path | None,
         console: Console,
@@ -143,18 +149,21 @@ class PredictionTable(Callback):
         self._file = file
         self._console = console
         self._steps: list[StepReport] = []
-        self._base: int | None = None
-
-    def on_start(self, report: StartReport) -> None:
-        """Let the peak of memory begin anew: what planning took is nothing of a step."""
-        if self._reason is None and self._module.peers.devices[0].type == "cpu" and can_take_memory():
-            held = [*self._module.parameters(), *self._module.buffers()]
-            self._base = memory_bytes() - sum({x.data_ptr(): x.nbytes for x in held}.values())
-            forget_peak()
+        self._memory = StepMemory(module, optimizer)
 
     def on_step(self, report: StepReport) -> None:
         """Remember it."""
         self._steps.append(report)
+        if self._reason is None and len(self._steps) >= _UNLIKE:
+            self._memory.after_step()
+
+    def on_validate(self, report: ValidationReport) -> None:
+        """What validation takes is nothing of a step."""
+        self._memory.begin_anew()
+
+    def on_checkpoint(self, report: CheckpointReport) -> None:
+        """Nor is what saving takes."""
+        self._memory.begin_anew()
 
     def on_end(self, report: EndReport) -> None:
         """Compare."""
@@ -163,7 +172,7 @@ class PredictionTable(Callback):
             if self._file is not None and self._reason is not None:
                 self._console.print(f"no prediction of a step: {self._reason}", highlight=False, markup=False)
             return
-        peak = self._peak()
+        peak = self._memory.most()
         if self._prediction is None or self._file is None:
             return
         found = compared(self._prediction, steps, peak, self._handed_bytes)
@@ -172,17 +181,53 @@ class PredictionTable(Callback):
         if found["differs_most"]:
             self._console.print(f"largest difference: {found['differs_most']}", highlight=False, markup=False)
 
-    def _peak(self) -> int | None:
-        """Return the most bytes that tensors of a rank took, over all ranks; a collective."""
-        device = self._module.peers.devices[0]
-        if device.type == "cuda":
-            own = int(torch.cuda.max_memory_allocated(device))
+
+class StepMemory:
+    """The most bytes that tensors take in a step: those between steps, and by how much the process grows in a few.
+
+    Args:
+        module: that is trained.
+        optimizer: of its parameters.
+    """
+
+    def __init__(self, module: ParallelModule, optimizer: Optimizer) -> None:
+        self._module = module
+        self._optimizer = optimizer
+        self._device = module.peers.devices[0]
+        self._tells = self._device.type == "cpu" and can_take_memory()
+        self._between: int | None = None
+        self._grown: list[int] = []
+
+    def after_step(self) -> None:
+        """Look at the step that is over, if the look before was right before it; then get ready for the next."""
+        if not self._tells or len(self._grown) >= _WEIGHED:
+            return
+        if self._between is not None:
+            self._grown.append(peak_bytes() - self._between)
+        self._between = memory_bytes()
+        forget_peak()
+
+    def begin_anew(self) -> None:
+        """Something else than a step was done."""
+        self._between = None
+
+    def most(self) -> int | None:
+        """Return the most bytes of tensors over all ranks; None where nobody could look. A collective."""
+        if self._device.type == "cuda":
+            own = int(torch.cuda.max_memory_allocated(self._device))
         else:
-            own = peak_bytes() - self._base if self._base is not None else 0
-        most = torch.tensor([own], device=device)
+            own = self._held() + max(self._grown) if self._grown else 0
+        most = torch.tensor([own], device=self._device)
         if not self._module.peers.alone:
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return int(most) or None
+
+    def _held(self) -> int:
+        state = [
+            value for kept in self._optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)
+        ]
+        tensors = [*self._module.parameters(), *self._module.buffers(), *state]
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def compared(

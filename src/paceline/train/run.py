@@ -121,19 +121,24 @@ class _Run:
             return InFloat64(source), InFloat64(held_out) if held_out is not None else None
         return source, held_out
 
-    def _comparison(self, module: ParallelModule, example: Batch) -> list[Callback]:
-        """Return what tells at the end how steps compared with their prediction, which is made now."""
+    def _comparison(self, module: ParallelModule, example: Batch) -> Callable[[Optimizer], list[Callback]]:
+        """Return what makes the callback that tells how steps compared with their prediction, which is made now."""
         recipe = self.recipe
         if not recipe.train.predict:
-            return []
+            return lambda optimizer: []
         with self.speaker.phase("prediction"):
             prediction, reason = prediction_of(module, example, circumstances_of(recipe))
         counted = {} if reason is not None else handed_bytes(module, example, recipe.train.micro_batches)
         file = self.run.prediction if self.leads else None
-        return [PredictionTable(prediction, reason, module, counted, file, self.speaker.console)]
+        console = self.speaker.console
+        return lambda optimizer: [PredictionTable(prediction, reason, module, optimizer, counted, file, console)]
 
     def _trainer(
-        self, module: ParallelModule, source: Source, held_out: Source | None, comparison: list[Callback]
+        self,
+        module: ParallelModule,
+        source: Source,
+        held_out: Source | None,
+        comparison: Callable[[Optimizer], list[Callback]],
     ) -> Trainer:
         recipe, settings = self.recipe, self.recipe.train
         parts = recipe.mesh.batch_parts
@@ -171,7 +176,7 @@ class _Run:
             schedule=schedule,
             validation=self._validation(module, held_out),
             checkpoints=Checkpointer(self.run.checkpoints, module, optimizer, keep=recipe.checkpoint.keep),
-            callbacks=[*self._callbacks(), *self._traces(module, optimizer), *comparison],
+            callbacks=[*self._callbacks(), *self._traces(module, optimizer), *comparison(optimizer)],
         )
 
     def _validation(self, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]] | None:
