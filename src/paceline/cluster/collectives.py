@@ -67,14 +67,11 @@ def link_bytes(
         ClusterError: there is no such collective.
     """
     check_kind(kind)
-    count, sizes, strides, shared = _broadcast(nbytes, size, stride, 1.0)
-    levels = crossings(cluster, Groups(sizes, strides, shared, np.ones_like(sizes)))
-    if kind == "all_to_all":
-        return {it.level.name: _sent_apart(it, count, sizes) for it in levels}
-    total = count * {"all_reduce": 2.0, "send": 1.0}.get(kind, 1.0) * (1.0 if kind == "send" else (sizes - 1) / sizes)
-    if kind == "send":
-        return _farthest(levels, np.where(sizes > 1, total, 0.0))
-    return {it.level.name: total * _share_of_ring(it, sizes) for it in levels}
+    count, sizes, strides = _broadcast(nbytes, size, stride)
+    (members, apart), which = _distinct(sizes, strides)
+    ones = np.ones_like(members)
+    levels = crossings(cluster, Groups(members, apart, ones, ones))
+    return {level: count * share[which] for level, share in _shares(kind, levels, members).items()}
 
 
 def check_kind(kind: str) -> None:
@@ -130,22 +127,32 @@ def _broadcast(*given: ArrayLike) -> list[Numbers]:
     return [np.array(value, dtype=np.float64) for value in np.broadcast_arrays(*given)]
 
 
+def _shares(kind: str, levels: list[Crossing], size: Numbers) -> dict[str, Numbers]:
+    """Return by level which share of a tensor's bytes a member sends."""
+    if kind == "send":
+        return _farthest(levels)
+    if kind == "all_to_all":
+        return {it.level.name: (_members(it, size) - it.inside) / size**2 for it in levels}
+    passes = 2.0 if kind == "all_reduce" else 1.0
+    return {it.level.name: passes * (size - 1) / size * _share_of_ring(it, size) for it in levels}
+
+
+def _members(crossing: Crossing, size: Numbers) -> Numbers:
+    """Return how many members share a domain of a level."""
+    return np.minimum(crossing.inside * crossing.domains, size)
+
+
 def _share_of_ring(crossing: Crossing, size: Numbers) -> Numbers:
     """Return which share of the members sends into a level in a ring; the one that closes it goes the farthest."""
-    members = crossing.inside * crossing.domains
+    members = _members(crossing, size)
     closing = np.where(members >= size, 1 / size, 0.0)
-    return np.where(crossing.crossed, 1 / crossing.inside - 1 / np.minimum(members, size) + closing, 0.0)
+    return np.where(crossing.crossed, 1 / crossing.inside - 1 / members + closing, 0.0)
 
 
-def _sent_apart(crossing: Crossing, nbytes: Numbers, size: Numbers) -> Numbers:
-    members = np.minimum(crossing.inside * crossing.domains, size)
-    sent: Numbers = nbytes / size * (members - crossing.inside) / size
-    return sent
-
-
-def _farthest(levels: list[Crossing], nbytes: Numbers) -> dict[str, Numbers]:
+def _farthest(levels: list[Crossing]) -> dict[str, Numbers]:
+    """Return 1 for the outermost level that is crossed, and 0 for all others."""
     found: dict[str, Numbers] = {}
-    left = nbytes
+    left = np.ones_like(levels[0].rate)
     for crossing in reversed(levels):
         found[crossing.level.name] = np.where(crossing.crossed, left, 0.0)
         left = np.where(crossing.crossed, 0.0, left)

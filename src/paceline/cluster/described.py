@@ -198,8 +198,16 @@ class ClusterSection(Section):
 
 def _check_levels(levels: tuple[LevelSection, ...], total: int) -> None:
     inner = 1
+    names = [level.name for level in levels]
     for index, level in enumerate(levels):
         last = index == len(levels) - 1
+        if level.name in names[:index]:
+            raise complaint(f"two levels are called '{level.name}'; name each for itself.", f"levels.{index}.name")
+        if level.fabric is Fabric.TORUS and index:
+            raise complaint(
+                f"level '{level.name}' is a torus of what the level before it holds; only the first level may be one.",
+                f"levels.{index}.fabric",
+            )
         if level.devices is None and not last:
             raise complaint(
                 f"level '{level.name}' has no 'devices'; only the last level may hold all there are.", f"levels.{index}"
