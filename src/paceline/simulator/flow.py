@@ -172,6 +172,21 @@ class Flow:
 
 def flow(pipeline: Pipeline, micro_batches: int) -> Flow:
     """Return how a batch of so many micro-batches flows through a pipeline."""
+    durations = tuple(pipeline.durations.items())
+    return _flow(pipeline.kind, pipeline.ranks, pipeline.chunks, durations, pipeline.latency, micro_batches)
+
+
+@lru_cache(maxsize=16)
+def _flow(
+    kind: Kind,
+    ranks: int,
+    chunks: int,
+    durations: tuple[tuple[tuple[Op, int], float], ...],
+    latency: float,
+    micro_batches: int,
+) -> Flow:
+    """Return the flow, once for all layouts that differ in their replicas alone."""
+    pipeline = Pipeline(kind, ranks, chunks, dict(durations), latency)
     if pipeline.kind in (Kind.NAIVE, Kind.GPIPE):
         return _straight(pipeline, micro_batches)
     in_flight, step = pipeline.in_flight, pipeline.step
