@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.bench.memory import can_take_memory, forget_peak, memory_bytes, peak_bytes
+from paceline.bench.memory import can_take_memory, forget_peak, give_back, memory_bytes, peak_bytes
 from paceline.program.capture import Batch
 from paceline.runtime.figures import known_costs
 from paceline.runtime.interface import ParallelModule
@@ -204,6 +204,7 @@ class StepMemory:
             return
         if self._between is not None:
             self._grown.append(peak_bytes() - self._between)
+        give_back()  # what the C library keeps for later would hide what the next step needs
         self._between = memory_bytes()
         forget_peak()
 
