@@ -93,10 +93,9 @@ def simulate(
     )
     _check_slow(slowness, chosen.mesh)
     with console.status("importing") as status:
-        from paceline.planner.simulated import default_cluster
         from paceline.planner.simulated_report import print_simulation, simulation_to_json
 
-        where = default_cluster() if cluster is None else _cluster(cluster)
+        where = None if cluster is None else _cluster(cluster)
         told = _simulated(loaded, model, chosen, where, slowness, status.update)
     if str(json_file) != "-":
         print_simulation(told, console)
@@ -110,7 +109,7 @@ def _simulated(
     loaded: Recipe | None,
     model: str | None,
     plan: Plan,
-    cluster: Cluster,
+    cluster: Cluster | None,
     slowness: dict[int, float],
     tell: Callable[[str], None],
 ) -> Simulation:

@@ -29,6 +29,7 @@ from paceline.simulator.pipeline import simulate_pipeline
 from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances, simulate_step
 from paceline.simulator.times import Times
+from paceline.simulator.workspace import MeasuredWorkspaces
 
 _LAPTOP = "laptop"
 

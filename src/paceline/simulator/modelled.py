@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -20,6 +21,8 @@ from paceline.cluster.collectives import collective_seconds
 from paceline.cluster.fabric import Fabric
 from paceline.plan import Mesh, Plan
 from paceline.program.work import CallKind, CallWork, work_of
+from paceline.simulator.demands import Products
+from paceline.simulator.device_seconds import peak_of, product_seconds, wide_of
 from paceline.simulator.times import Times
 
 _HOST_COMPUTES = (Fabric.MEMORY,)
@@ -76,6 +79,7 @@ class ModelledOperators:
         self._device = device
         self._fuses = fuses
         self._launch_s = launch_s
+        self._known: dict[Hashable, float] = {}
 
     def seconds(self, node: Node) -> float:
         """Return the seconds of a call."""
@@ -89,20 +93,20 @@ class ModelledOperators:
         seconds = nbytes / (device.bandwidth * rates.memory)
         match work.kind:
             case CallKind.PRODUCT:
-                rows, columns, inner = work.dims
-                fill = (1 + rates.m_half / rows) * (1 + rates.n_half / columns) * (1 + rates.k_half / inner)
-                if any(size % _ALIGNED for size in work.dims):
-                    fill /= rates.unaligned
-                seconds = max(seconds, work.flops / (self._peak(node) * rates.matmul) * fill)
+                seconds = max(seconds, self._product(work, _dtype(node)))
             case CallKind.ATTENTION:
                 share = _SEEN if work.operations is not None and work.operations.causal else 1.0
-                seconds = max(seconds, share * work.flops / (self._peak(node) * rates.attention))
-        return self._launch_s + seconds
+                peak = peak_of(device, wide_of(_dtype(node)))
+                seconds = max(seconds, share * work.flops / (peak * rates.attention))
+        return self._launch_s + rates.gap_s + seconds
 
-    def _peak(self, node: Node) -> float:
-        peak = self._device.peak
-        dtype = next((value.dtype for value in _given(node) if value.is_floating_point()), torch.float32)
-        return peak.get(str(dtype).removeprefix("torch.")) or min(peak.values())
+    def _product(self, work: CallWork, dtype: str) -> float:
+        key = work.flops, work.dims, dtype
+        if key not in self._known:
+            sizes = np.array(work.dims, dtype=np.float64)[:, None, None]
+            products = Products(np.full((1, 1), work.flops), sizes)
+            self._known[key] = float(product_seconds(products, self._device, peak_of(self._device, dtype))[0])
+        return self._known[key]
 
     def _touched(self, node: Node, work: CallWork) -> float:
         """Return the bytes that a call moves through memory."""
@@ -113,7 +117,6 @@ class ModelledOperators:
         return work.read_bytes + work.written_bytes + _changed_bytes(node)
 
 
-_ALIGNED = 8
 _SEEN = 0.5
 """Of all pairs of queries and keys, those that a causal kernel computes."""
 
@@ -166,6 +169,12 @@ def _changed_bytes(node: Node) -> int:
         if argument.alias_info is not None and argument.alias_info.is_write:
             map_arg(value, lambda source: changed.append(source.meta.get("val")))
     return sum(map(_nbytes, changed))
+
+
+def _dtype(node: Node) -> str:
+    """Return the type in which a call computes, by name."""
+    dtype = next((value.dtype for value in _given(node) if value.is_floating_point()), torch.float32)
+    return str(dtype).removeprefix("torch.")
 
 
 def _given(node: Node) -> list[Tensor]:
