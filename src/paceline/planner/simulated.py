@@ -99,6 +99,8 @@ def simulate_flow(
     if times is None:
         is_elsewhere = where != here  # this machine's steps are placed by what its runs measured
         where = where.of(plan.mesh.size)
+        if not is_elsewhere and given.workspaces is None:
+            given = replace(given, workspaces=MeasuredWorkspaces())  # kernels of this machine can be asked
         if is_elsewhere:
             flow = replace(flow, elsewhere=Costs.of_machine(machine_of(where, plan.mesh)))
         times = modelled_times(where, plan.mesh, plan)
