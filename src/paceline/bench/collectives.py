@@ -1,11 +1,13 @@
 """`paceline bench collectives`: the backend `shm` against Gloo and the memory's own copy speed, in one interleaved run.
 
 Settings (`--set key=value`): `sizes` (in bytes, such as `64,4k,16M`), `ranks`, `kinds` (all separated by commas),
-`rounds`, `cluster` (whose expected times stand beside). With `--data FILE`, published bandwidths are judged instead.
+`rounds`, `cluster` (whose expected times stand beside). With `--data FILE`, published bandwidths are judged instead;
+under torchrun and other launchers, the job's own ranks are measured (`job_exchanges`).
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from itertools import chain, product
@@ -19,12 +21,15 @@ from paceline.bench.exchange_table import print_tables
 from paceline.bench.exchanges import DTYPE, Exchange, Kind
 from paceline.bench.expected import AUTO, expected_cluster, expected_seconds
 from paceline.bench.groups import SHM
+from paceline.bench.job_exchanges import Asked, measure
 from paceline.bench.machine import machine, table_console
 from paceline.bench.results import found
 from paceline.bench.statistics import ratios, slowest, spread
 from paceline.cluster.cluster import Cluster
 from paceline.errors import RecipeError
 from paceline.runtime.job.launch import launch
+from paceline.runtime.job.rendezvous import join
+from paceline.runtime.job.world import World
 from paceline.shm import unavailable
 
 _LIMIT_S = 3600.0
@@ -88,6 +93,10 @@ def main(options: dict[str, str]) -> dict[str, Any]:
         return published_exchanges.main(Path(options["data"]))
     settings = Settings.read(options)
     cluster = expected_cluster(settings.cluster)
+    job = World.from_environment(os.environ)
+    if job is not None and job.size > 1:
+        with join("auto") as world:
+            return measure(world, Asked(settings.kinds, settings.sizes, settings.rounds), cluster)
     reason = unavailable()
     if reason is not None:
         raise RecipeError(f"there is nothing to compare: no backend '{SHM}' on this machine: {reason}")

@@ -55,6 +55,7 @@ def bench(
 
         paceline bench data-parallel --json data-parallel.json
         paceline bench collectives --json collectives.json
+        torchrun --nproc-per-node 8 -m paceline.cli.main bench collectives --set cluster=dgx-h100
         paceline bench predictions --data measured_runs.csv --json predictions.json
 
     Other work on the machine makes the numbers worthless; the spread that is printed tells.
@@ -68,5 +69,5 @@ def bench(
             raise RecipeError(f"cannot read '--set {setting}'; write KEY=VALUE.")
         options[key] = value
     result = importlib.import_module(BENCHES[name][0]).main(options)
-    if json_file is not None:
+    if json_file is not None and result:  # of the ranks of a job, only the first has one
         write_json(result, json_file)
