@@ -114,7 +114,7 @@ def test_the_section_of_a_page_is_written_between_its_markers(tmp_path: Path) ->
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| gpt | `serial` | 100.0 | 110.0 | +10.0% | 100 | 90 | -10.0% | backward blocks.1 |" in text
-    assert len(list(section(result()))) == 10
+    assert len(list(section(result()))) == 13
     page.write_text("no markers")
     with pytest.raises(RecipeError, match="begin: paceline bench steps"):
         write_section(page, result())

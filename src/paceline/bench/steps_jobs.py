@@ -42,6 +42,7 @@ from paceline.runtime.program_cache import default_directory
 from paceline.simulator.measured import collectives_of, graphs_of, simulated, times_here
 from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances
+from paceline.simulator.workspace import MeasuredWorkspaces
 
 _CPU = torch.device("cpu")
 _FIRST_STEPS = 2
@@ -138,7 +139,9 @@ def take_steps(arguments: dict[str, Any]) -> None:
     job = Job.from_json(arguments)
     with join(backend=job.backend) as world:
         torch.set_num_threads(1)
-        given = Circumstances(optimizer=lambda module: job.workload.optimizer(module.parameters()))
+        given = Circumstances(
+            optimizer=lambda module: job.workload.optimizer(module.parameters()), workspaces=MeasuredWorkspaces()
+        )
         trained = {mesh: set_up(job, job.workload, mesh) for mesh in job.meshes}
         for each in trained.values():
             for _ in range(_FIRST_STEPS):

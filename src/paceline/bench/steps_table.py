@@ -63,6 +63,9 @@ def largest_difference(row: Mapping[str, Any]) -> str:
 
 def section(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the section of `docs/accuracy.md`, without its markers."""
+    yield ""
+    yield "    paceline bench steps --set markdown=docs/accuracy.md"
+    yield ""
     yield _where(result)
     yield ""
     yield "| Model | Mesh | Step, ms | Predicted | Error | Memory a rank, MiB | Predicted | Error | Peak at |"
