@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -12,6 +12,8 @@ from paceline.errors import ScheduleError
 
 class Op(Enum):
     """What an action does."""
+
+    __hash__ = object.__hash__  # of what is there once; Enum's own takes half of the time of a walk
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -48,6 +50,8 @@ _COMPUTE = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WE
 
 class Payload(Enum):
     """What a message carries: values of the forward pass, or those of the backward pass."""
+
+    __hash__ = object.__hash__
 
     ACTIVATION = "act"
     GRADIENT = "grad"
@@ -199,15 +203,30 @@ class Edges:
 
     def sources(self, op: Op, stage: int) -> list[int]:
         """Return the stages whose values this action of `stage` reads, in order."""
-        return sorted(source for source, target in self._read_by(op) if target == stage)
+        return list(self._sources.get((payload_of(op), stage), ()))
 
     def targets(self, op: Op, stage: int) -> list[int]:
         """Return the stages that read what this action of `stage` makes, in order."""
-        return sorted(target for source, target in self._read_by(op) if source == stage)
+        return list(self._targets.get((payload_of(op), stage), ()))
 
-    def _read_by(self, op: Op) -> frozenset[tuple[int, int]]:
-        payload = payload_of(op)
-        return frozenset() if payload is None else self.of(payload)
+    @cached_property
+    def _sources(self) -> _Neighbours:
+        return _neighbours((payload, target, source) for payload in Payload for source, target in self.of(payload))
+
+    @cached_property
+    def _targets(self) -> _Neighbours:
+        return _neighbours((payload, source, target) for payload in Payload for source, target in self.of(payload))
+
+
+_Neighbours = dict[tuple[Payload | None, int], list[int]]
+
+
+def _neighbours(found: Iterable[tuple[Payload, int, int]]) -> _Neighbours:
+    """Return, for each stage and what is sent, the stages at the other end, in order."""
+    neighbours: _Neighbours = {}
+    for payload, stage, other in sorted(found, key=lambda each: each[1:]):
+        neighbours.setdefault((payload, stage), []).append(other)
+    return neighbours
 
 
 def payload_of(op: Op) -> Payload | None:

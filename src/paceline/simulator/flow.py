@@ -20,8 +20,6 @@ from paceline.schedule.clock import Span, run
 Numbers = NDArray[np.float64]
 Durations = Mapping[tuple[Op, int], float]
 
-_FILLS = 4
-"""So many times the micro-batches in flight are walked at first."""
 _SAME = 1e-9
 """Times that differ by a smaller share are the same: sums of equal terms in another order."""
 _COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -190,7 +188,7 @@ def _flow(
     if pipeline.kind in (Kind.NAIVE, Kind.GPIPE):
         return _straight(pipeline, micro_batches)
     in_flight, step = pipeline.in_flight, pipeline.step
-    count = _FILLS * in_flight
+    count = 2 * in_flight + 2 * pipeline.ranks  # to fill, to see a period against what is in flight, and to drain
     # Periods mostly divide by the number of ranks: then the first walk ends as the batch does.
     while (count := count + (micro_batches - count) % (step * pipeline.ranks)) < micro_batches:
         walk = pipeline.walk(count)
