@@ -13,13 +13,15 @@ from paceline.cluster import algorithms
 from paceline.cluster.algorithms import Line, Priced
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.fabric import Fabric
+from paceline.cluster.incast import served
 from paceline.cluster.measured import measured_seconds
 from paceline.cluster.reach import Crossing, Groups, crossings
 from paceline.errors import ClusterError, nearest
 
 Numbers = NDArray[np.float64]
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+SERVER = "server"
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", SERVER)
 
 
 def collective_seconds(
@@ -35,7 +37,8 @@ def collective_seconds(
 
     Args:
         cluster: where; its slowest links count.
-        kind: one of `KINDS`; `send` is from each member to the next.
+        kind: one of `KINDS`; `send` is from each member to the next, `server` to one parameter server, which is no
+            member, and back.
         nbytes: of the whole tensor: what an all-reduce sums, what an all-gather returns, what all members of an
             all-to-all send together, what is sent.
         size: members of the group.
@@ -49,11 +52,9 @@ def collective_seconds(
     check_kind(kind)
     count, sizes, strides, shared = _broadcast(nbytes, size, stride, stride if sharing is None else sharing)
     distinct, which = _distinct(sizes, strides, shared)
-    crossed = _crossed(cluster, kind, *distinct)
     seconds = np.full_like(count, np.inf)
-    for line in _lines(kind, crossed, distinct[0]):
+    for line in _lines(cluster, kind, *distinct):
         seconds = np.minimum(seconds, line.wait_s[which] + count * line.per_byte_s[which])
-    seconds = seconds + algorithms.start(crossed)[which]
     seconds = measured_seconds(cluster, kind, count, sizes, strides, seconds)
     return np.where((sizes > 1) & (count > 0), seconds, 0.0)
 
@@ -84,17 +85,17 @@ def check_kind(kind: str) -> None:
         raise ClusterError(f"'{kind}' is no collective.{nearest(kind, KINDS)} Known: {', '.join(KINDS)}.")
 
 
-def _crossed(cluster: Cluster, kind: str, size: Numbers, stride: Numbers, sharing: Numbers) -> list[Crossing]:
-    peers = np.maximum(size - 1, 1.0) if kind == "all_to_all" else np.ones_like(size)
-    return crossings(cluster, Groups(size, stride, sharing, peers))
-
-
-def _lines(kind: str, crossed: list[Crossing], size: Numbers) -> list[Line]:
+def _lines(cluster: Cluster, kind: str, size: Numbers, stride: Numbers, sharing: Numbers) -> list[Line]:
     """Return what each algorithm takes, sent with a handshake and, where a level knows the difference, without."""
+    if kind == SERVER:
+        return [served(cluster, size, np.ones_like(size), stride, sharing)]
+    peers = np.maximum(size - 1, 1.0) if kind == "all_to_all" else np.ones_like(size)
+    crossed = crossings(cluster, Groups(size, stride, sharing, peers))
     lines = _algorithms(kind, [Priced(it, it.rate, it.level.latency_s + it.level.handshake_s) for it in crossed], size)
     if any(it.level.handshake_s for it in crossed):
         lines += _algorithms(kind, [Priced(it, it.rate * it.level.eager, it.level.latency_s) for it in crossed], size)
-    return lines
+    start_s = algorithms.start(crossed)
+    return [Line(line.wait_s + start_s, line.per_byte_s) for line in lines]
 
 
 def _algorithms(kind: str, levels: list[Priced], size: Numbers) -> list[Line]:
@@ -117,10 +118,16 @@ def _distinct(*columns: Numbers) -> tuple[list[Numbers], NDArray[np.int64]]:
     """Return the distinct rows of columns, and which of them each row is: layouts are many, their groups few."""
     code = np.zeros(columns[0].shape, dtype=np.int64)
     for column in columns:
-        values, index = np.unique(column, return_inverse=True)
-        code = code * len(values) + index.reshape(column.shape)
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return [column.ravel()[first] for column in columns], which.reshape(code.shape)
+        if column.size == 0 or np.all(column == column.flat[0]):
+            continue
+        index = column.astype(np.int64)
+        if not np.array_equal(index, column):
+            index = np.unique(column, return_inverse=True)[1].reshape(column.shape)
+        code = code * (int(index.max()) + 1) + index
+    values, which = np.unique(code, return_inverse=True)
+    one_of = np.zeros(len(values), dtype=np.int64)
+    one_of[which.ravel()] = np.arange(code.size)
+    return [column.ravel()[one_of] for column in columns], which.reshape(code.shape)
 
 
 def _broadcast(*given: ArrayLike) -> list[Numbers]:
@@ -129,7 +136,7 @@ def _broadcast(*given: ArrayLike) -> list[Numbers]:
 
 def _shares(kind: str, levels: list[Crossing], size: Numbers) -> dict[str, Numbers]:
     """Return by level which share of a tensor's bytes a member sends."""
-    if kind == "send":
+    if kind in ("send", SERVER):
         return _farthest(levels)
     if kind == "all_to_all":
         return {it.level.name: (_members(it, size) - it.inside) / size**2 for it in levels}

@@ -116,23 +116,22 @@ def _network(messages: tuple[Message, ...], layouts: Layouts, cluster: Cluster) 
     """Return seconds of the network by axis, and how many collectives the host starts."""
     seconds = dict.fromkeys(AXES.values(), np.zeros(()))
     calls = np.zeros(())
-    for message, count in _alike(messages):
+    for message, often in sendings(messages, layouts):
         axis = AXES[message.along]
-        size = getattr(layouts, axis)
-        if np.all(size == 1):
-            continue
-        often = count * np.where(size > 1, 1.0, 0.0) * sum(passes(message.when, layouts, selective=False).values())
         seconds[axis] = seconds[axis] + often * _alone(message, layouts, cluster)
         calls = calls + often
     return seconds, calls
 
 
-def _alike(messages: tuple[Message, ...]) -> list[tuple[Message, int]]:
-    """Return messages with how often each occurs, those of one size object told once."""
-    counts: dict[tuple[object, ...], tuple[Message, int]] = {}
+def sendings(messages: tuple[Message, ...], layouts: Layouts) -> list[tuple[Message, Numbers]]:
+    """Return messages that some layout sends, and how often each does; what is sent several times is told once."""
+    counts: dict[tuple[object, ...], tuple[Message, Numbers]] = {}
     for message in messages:
-        key = (message.kind, message.along, message.when, id(message.nbytes))
-        counts[key] = (message, counts.get(key, (message, 0))[1] + 1)
+        size = getattr(layouts, AXES[message.along])
+        if np.any(size > 1):
+            key = (message.kind, message.along, id(message.nbytes))
+            often = np.where(size > 1, 1.0, 0.0) * sum(passes(message.when, layouts, selective=False).values())
+            counts[key] = (message, counts.get(key, (message, np.zeros(())))[1] + often)
     return list(counts.values())
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.collectives import link_bytes
-from paceline.simulator.demands import AXES, passes, strides
+from paceline.simulator.demands import AXES, sendings, strides
 from paceline.simulator.estimates import Estimates
 from paceline.simulator.kriging import coordinates, kriged
 from paceline.simulator.layouts import Integers, Layouts
@@ -68,11 +68,9 @@ def sent_bytes(workload: Workload, demand: StepDemand, layouts: Layouts, cluster
 
     for block in workload.blocks:
         often = occurrences(block, layouts) * layouts.micro_batches
-        for message in block.messages:
-            size = getattr(layouts, AXES[message.along])
-            if np.any(size > 1):
-                times = often * sum(passes(message.when, layouts, selective=False).values())
-                add(message.kind.value, message.nbytes.on(layouts), size, strides(layouts)[message.along], times)
+        for message, times in sendings(block.messages, layouts):
+            size, stride = getattr(layouts, AXES[message.along]), strides(layouts)[message.along]
+            add(message.kind.value, message.nbytes.on(layouts), size, stride, often * times)
     for exchange in demand.exchanges:
         if np.any(exchange.times):
             add(exchange.kind, exchange.nbytes, exchange.size, exchange.stride, exchange.times)

@@ -80,11 +80,24 @@ def kriged(points: NDArray[np.float64], fitted: Sequence[Sequence[float]]) -> tu
     known, residuals = table[:, :-1], table[:, -1]
     noise = NOISE + np.maximum(np.abs(residuals) - DOUBTFUL, 0.0)
     within = covariance(known, known) + np.diag(noise**2)
-    across = covariance(points, known)
+    some, which = _distinct(points)
+    across = covariance(some, known)
     weights = np.linalg.solve(within, np.column_stack([residuals, np.eye(len(known))]))
     explained = np.sum((across @ weights[:, 1:]) * across, axis=1)
     variance = BLOCKS.deviation**2 + LAYOUTS.deviation**2 + NOISE**2 - explained
-    return across @ weights[:, 0], np.sqrt(np.maximum(variance, NOISE**2))
+    return (across @ weights[:, 0])[which], np.sqrt(np.maximum(variance, NOISE**2))[which]
+
+
+def _distinct(points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return distinct points, and which of them each point is: layouts differ in much that no coordinate tells."""
+    code = np.zeros(len(points), dtype=np.int64)
+    for column in points.T:
+        values, index = np.unique(column, return_inverse=True)
+        code = code * len(values) + index
+    values, which = np.unique(code, return_inverse=True)
+    one_of = np.zeros(len(values), dtype=np.int64)
+    one_of[which] = np.arange(len(points))
+    return points[one_of], which
 
 
 def covariance(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
