@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from paceline.runtime.job.rendezvous import World, join
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
 from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.simulator.measured import handed_bytes
+from paceline.simulator.workspace import MeasuredWorkspaces
 from paceline.train.asynchronous import AsynchronousTrainer, VersionLog
 from paceline.train.callbacks import Callback, EndReport
 from paceline.train.checkpoint import Checkpointer, export_safetensors
@@ -127,7 +129,9 @@ class _Run:
         if not recipe.train.predict:
             return lambda optimizer: []
         with self.speaker.phase("prediction"):
-            prediction, reason = prediction_of(module, example, circumstances_of(recipe))
+            on_cpu = self.world.device.type == "cpu"
+            given = replace(circumstances_of(recipe), workspaces=MeasuredWorkspaces() if on_cpu else None)
+            prediction, reason = prediction_of(module, example, given)
         counted = {} if reason is not None else handed_bytes(module, example, recipe.train.micro_batches)
         file = self.run.prediction if self.leads else None
         console = self.speaker.console
