@@ -124,6 +124,10 @@ def test_what_is_refused_says_where_and_what_instead(tmp_path: Path) -> None:
     assert "line 3: there is no device 'a100-80gb'. Did you mean 'a100-sxm-80gb'" in said
     assert "two levels are called 'inside'" in refused(tmp_path, SMALL.replace("name: outside", "name: inside"))
     assert "only the first level may be one" in refused(tmp_path, SMALL.replace("fabric: tcp", "fabric: torus"))
+    said = refused(tmp_path, SMALL + "measured: [{collective: allreduce, size: 2, points: [[1 MB, 1 ms]]}]")
+    assert "'allreduce' is no collective. Did you mean 'all_reduce'" in said
+    said = refused(tmp_path, SMALL + "measured: [{collective: send, size: 2, points: [[1e6, 1 ms], [1 MB, 2 ms]]}]")
+    assert "each size is measured once" in said
     said = refused(tmp_path, SMALL + "slow: [{rank: 16, slowdown: 2}]")
     assert "rank 16 is slow in a cluster of 16 devices" in said
     said = refused(tmp_path, SMALL + "groups: [{devices: 2, device: h100-sxm-80gb}]")

@@ -139,21 +139,15 @@ def _shares(kind: str, levels: list[Crossing], size: Numbers) -> dict[str, Numbe
     if kind in ("send", SERVER):
         return _farthest(levels)
     if kind == "all_to_all":
-        return {it.level.name: (_members(it, size) - it.inside) / size**2 for it in levels}
+        return {it.level.name: (it.members - it.inside) / size**2 for it in levels}
     passes = 2.0 if kind == "all_reduce" else 1.0
     return {it.level.name: passes * (size - 1) / size * _share_of_ring(it, size) for it in levels}
 
 
-def _members(crossing: Crossing, size: Numbers) -> Numbers:
-    """Return how many members share a domain of a level."""
-    return np.minimum(crossing.inside * crossing.domains, size)
-
-
 def _share_of_ring(crossing: Crossing, size: Numbers) -> Numbers:
     """Return which share of the members sends into a level in a ring; the one that closes it goes the farthest."""
-    members = _members(crossing, size)
-    closing = np.where(members >= size, 1 / size, 0.0)
-    return np.where(crossing.crossed, 1 / crossing.inside - 1 / members + closing, 0.0)
+    closing = np.where(crossing.members == size, 1 / size, 0.0)
+    return np.where(crossing.crossed, 1 / crossing.inside - 1 / crossing.members + closing, 0.0)
 
 
 def _farthest(levels: list[Crossing]) -> dict[str, Numbers]:

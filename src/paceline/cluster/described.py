@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from paceline.cluster.cluster import Cluster, Device, Group, Measured
+from paceline.cluster.collectives import check_kind
 from paceline.cluster.fabric import Fabric, Level
 from paceline.cluster.rates import Rates
 from paceline.cluster.units import Unit, read
@@ -145,6 +146,16 @@ class MeasuredSection(Section):
     collective: str
     size: Annotated[int, Field(ge=2, strict=True)]
     points: tuple[tuple[Bytes, Annotated[Seconds, Positive]], ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            check_kind(self.collective)
+        except ClusterError as error:
+            raise complaint(str(error), "collective") from error
+        if len({nbytes for nbytes, _ in self.points}) < len(self.points):
+            raise complaint("each size is measured once; two points have the same number of bytes.", "points")
+        return self
 
 
 class ClusterSection(Section):

@@ -22,7 +22,8 @@ class Crossing:
     Attributes:
         level: the level.
         inside: members of a group in a domain of the level below, among whom it need not be entered.
-        domains: such domains that it joins; 1: it is not crossed.
+        members: of a group in a domain of this level.
+        domains: of the level below that it joins; 1: it is not crossed.
         rate: bytes per second that a group can send out of one of these domains.
         efficiency: the share of the bandwidth that is in `rate`.
         steps: how often its latency is waited for where data visit one member after the other.
@@ -31,6 +32,7 @@ class Crossing:
 
     level: Level
     inside: Numbers
+    members: Numbers
     domains: Numbers
     rate: Numbers
     efficiency: Numbers
@@ -79,7 +81,8 @@ def crossings(cluster: Cluster, groups: Groups) -> list[Crossing]:
             rate = rate * torus.links / (2 * level.axes)
             steps = torus.hops
             crowding = torus.crowding * torus.links
-        found.append(Crossing(level, inside, np.ceil(members / inside), rate, efficiency, steps, crowding))
+        domains = np.ceil(members / inside)
+        found.append(Crossing(level, inside, members, domains, rate, efficiency, steps, crowding))
         inside, below = members, holds
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.cluster.cluster import Cluster
-from paceline.cluster.collectives import collective_seconds
+from paceline.cluster.collectives import SERVER, collective_seconds
 from paceline.simulator.layouts import Integers, Layouts
 from paceline.simulator.workload import Numbers, Precision
 
@@ -83,7 +83,8 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
 
     ZeRO 1 and 2 add gradients up in parts and gather updated parameters once; 3 gathers parameters for each pass of
     each micro-batch, and scatters its gradients. A distributed optimizer's updated parameters are gathered beside the
-    forward pass that needs them. Where the batch is split twice, `dp` sums what `fsdp` has scattered.
+    forward pass that needs them. Where the batch is split twice, `dp` sums what `fsdp` has scattered. A parameter
+    server takes the place of its all-reduce.
     """
     inner = layouts.tp * layouts.hw * layouts.sp
     outer = inner * layouts.fsdp
@@ -92,7 +93,8 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
     full = np.where(sharded & (layouts.zero == 3), layouts.micro_batches, 0.0)
     once = np.where(sharded & (layouts.zero < 3), 1.0, 0.0)
     distributed = np.where(~sharded & (layouts.zero > 0), 1.0, 0.0)
-    plain = 1.0 - distributed
+    served = np.where(layouts.server, 1.0 - distributed, 0.0)
+    plain = 1.0 - distributed - served
 
     # parts of the sequence hold the same parameters: they take part in the sums of replicas
     alone = layouts.fsdp == 1
@@ -110,6 +112,7 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
         fsdp("all_gather", values, 2 * full),
         fsdp("all_gather", values, once, hidden=False),
         dp("all_reduce", gradients / layouts.fsdp, plain),
+        dp(SERVER, gradients / layouts.fsdp, served),
         dp("reduce_scatter", gradients, distributed),
         dp("all_gather", values, distributed),
     ]
