@@ -22,6 +22,7 @@ def spread_out(points: NDArray[np.float64], count: int, start: int | None = None
     chosen = [start]
     distance = np.sum((points - points[start]) ** 2, axis=1)
     while len(chosen) < min(count, len(points)):
+        distance[chosen[-1]] = -1.0  # its twins come before it
         farthest = int(np.argmax(distance))
         chosen.append(farthest)
         distance = np.minimum(distance, np.sum((points - points[farthest]) ** 2, axis=1))

@@ -93,7 +93,7 @@ class Fitted:
 
     Attributes:
         rates: all of them; those without a prior as they were.
-        widths: by coefficient, the share of its prior's width that is left.
+        widths: by coefficient, the share of its prior's width that rows would leave if it was not held to it.
         residuals: logarithm of measured over estimated seconds, for each row in order.
         names: of the rows.
     """
@@ -141,7 +141,8 @@ def fit(rows: Sequence[Measured], start: Rates, *, priors: Mapping[str, Prior] =
         return np.concatenate([misses(point) / NOISE, hold * (point - centre) / width])
 
     found = least_squares(objective, centre, loss="soft_l1", max_nfev=100)
-    left = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac))) * hold / width
+    shown = found.jac[: -len(names)]  # by rows alone
+    left = np.sqrt(np.diag(np.linalg.inv(shown.T @ shown + np.diag(width**-2)))) / width
     left_over = misses(found.x)
     points = np.concatenate([coordinates(each.workload, each.layouts, each.cluster) for each in rows])
     table = tuple(tuple(row) for row in np.column_stack([points, left_over]).round(DIGITS).tolist())
