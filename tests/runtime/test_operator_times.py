@@ -145,9 +145,9 @@ def test_a_bucket_in_shared_memory_costs_the_copies_of_what_no_product_makes() -
 
 
 def test_disturbed_laps_do_not_count_where_others_are_there() -> None:
-    quiet, loud = [Lap(1.0), Lap(3.0), Lap(2.0)], [Lap(9.0, disturbed=True)]
+    quiet, loud = [Lap(1.0, 1.0), Lap(3.0, 3.0), Lap(2.0)], [Lap(9.0, 2.5)]
     assert exemplars._typical(quiet + 5 * loud) == 2.0
-    assert exemplars._typical([Lap(9.0, disturbed=True), Lap(8.0, disturbed=True)]) == 8.0
+    assert exemplars._typical([Lap(9.0, 2.5), Lap(8.0, 1.5)]) == 2.0  # what they had of the processor
 
 
 def test_a_clock_tells_that_the_thread_had_to_wait() -> None:

@@ -47,10 +47,20 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Lap:
-    """Seconds of one call; `disturbed` where something else had the processor meanwhile."""
+    """What one call took.
+
+    Attributes:
+        seconds: by the clock.
+        own: of the processor, for this thread; None where it computes on a device of its own.
+    """
 
     seconds: float
-    disturbed: bool = False
+    own: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something else had the processor meanwhile."""
+        return self.own is not None and self.seconds > _TOLD_FROM_S and self.own < _OWN_SHARE * self.seconds
 
 
 class HostClock:
@@ -67,8 +77,7 @@ class HostClock:
     def stop(self, key: str) -> None:
         """The call has ended."""
         seconds = time.perf_counter() - self._began
-        own = time.thread_time() - self._cpu
-        self._found[key] = Lap(seconds, seconds > _TOLD_FROM_S and own < _OWN_SHARE * seconds)
+        self._found[key] = Lap(seconds, time.thread_time() - self._cpu)
 
     def laps(self) -> dict[str, Lap]:
         """Return what calls took."""
@@ -141,7 +150,7 @@ class Exemplars:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What calls take, by key: medians of all rounds that nothing disturbed, or the least of those that it did."""
+        """What calls take, by key: medians of rounds that nothing disturbed, or of what they had of the processor."""
         return {key: _typical(laps) for key, laps in self._laps.items()}
 
     @torch.no_grad()
@@ -215,4 +224,6 @@ def _one_of_each(graphs: Iterable[Graph], known: Container[str], room_bytes: int
 
 def _typical(laps: Sequence[Lap]) -> float:
     quiet = [lap.seconds for lap in laps if not lap.disturbed]
-    return median(quiet) if len(quiet) >= _ENOUGH else min(lap.seconds for lap in laps)
+    if len(quiet) >= _ENOUGH:
+        return median(quiet)
+    return median(lap.seconds if lap.own is None or not lap.disturbed else lap.own for lap in laps)

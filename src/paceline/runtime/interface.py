@@ -61,7 +61,7 @@ class ParallelModule(nn.Module, ABC):
         ranks: the ranks of the mesh that live in this process.
         input_shard: (index, count): which contiguous part of the batch `local` takes in this process; ranks that differ
             only along axes that split no samples (tp, sp, hw) take the same one.
-        pass_seconds: what the passes of the last `accumulate` took until the next one could begin, by name; nothing where
+        pass_seconds: what the passes of the last `accumulate` took, by name; nothing where
             they are not one after the other, as in a pipeline.
         last_weight: the weight of the mean that the last loss was (its number of samples or valid tokens).
     """
