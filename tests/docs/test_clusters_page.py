@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from paceline.bench.published_exchanges import MIB, mean_error, read, short
 from paceline.cluster import described
 from paceline.cluster.files import load, names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+DATA = Path(__file__).parents[3] / "shared" / "data" / "measured_collectives.csv"
 ROW = re.compile(r"^\| (.*?) \| (.*?) \| .* \|$", re.M)
 SECTIONS = {
     "top level": described.ClusterSection,
@@ -64,6 +66,25 @@ def test_the_table_of_clusters_is_that_of_the_files() -> None:
             for level in cluster.levels
         )
         assert price == ("" if cluster.price_per_device_hour is None else f"{cluster.price_per_device_hour:.2f}")
+
+
+@pytest.mark.skipif(not DATA.is_file(), reason=f"the published measurements are not at {DATA}")
+def test_the_table_of_errors_is_what_the_command_finds() -> None:
+    heading = "How well that fits what others measured"
+    rows = re.findall(
+        r"^\| `(.*?)` \| (.*?) \| (.*?) \| (\d+) \| (.*?) ?\| (.*?) ?\| (.*?) ?\|$", section(heading, "##"), re.M
+    )
+    found, left_out = read(DATA)
+    judged = [row for row in found if not row.fitted]
+    figures = f"{len(found) + left_out.total()} published rows, of which {len(found) - len(judged)} were fitted, "
+    assert f"{figures}{len(judged)} are judged" in " ".join(PAGE.split())
+    assert sum(int(row[3]) for row in rows) == len(judged)
+    for name, source, hosts, count, *errors in rows:
+        several = hosts == "several hosts"
+        mine = [it for it in judged if (it.cluster.name, short(it.source), it.ranks > 8) == (name, source, several)]
+        assert len(mine) == int(count)
+        means = [mean_error(mine, *band) for band in ((0, 16 * MIB), (16 * MIB, 256 * MIB), (256 * MIB, 1e18))]
+        assert errors == ["" if mean is None else f"{mean * 100:.1f}" for mean in means]
 
 
 def test_the_example_is_a_cluster(tmp_path: Path) -> None:
