@@ -5,11 +5,12 @@ Calls are timed between the turns of the steps that they predict: a machine that
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
@@ -156,10 +157,11 @@ def take_steps(arguments: dict[str, Any]) -> None:
             "held_bytes": {mesh: each.held_bytes() for mesh, each in trained.items()},
         }
         if world.rank == 0:
-            found["predicted"] = {
-                mesh: _predicted(each, exemplars.seconds, collectives[mesh], costs, given)
-                for mesh, each in trained.items()
-            }
+            with _no_lines_of_the_profiler():
+                found["predicted"] = {
+                    mesh: _predicted(each, exemplars.seconds, collectives[mesh], costs, given)
+                    for mesh, each in trained.items()
+                }
             found["calls"] = {"timed": len(exemplars), "failed": sorted(exemplars.failed)}
         leave(job.folder, world.rank, found)
 
@@ -183,6 +185,19 @@ def take_memory(arguments: dict[str, Any]) -> None:
         title=job.title,
     )
     leave(job.folder, int(os.environ["RANK"]), {"memory": taken})
+
+
+@contextlib.contextmanager
+def _no_lines_of_the_profiler() -> Iterator[None]:
+    """Keep the terminal free of the two lines that PyTorch's profiler writes to it for each call that it weighs."""
+    before = os.dup(2)
+    with open(os.devnull, "w", encoding="utf-8") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _rounds(

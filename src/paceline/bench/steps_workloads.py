@@ -36,9 +36,15 @@ def _gpt2(tiny: bool) -> Workload:
 
         torch.manual_seed(0)
         config = GPT2Config(
-            vocab_size=VOCABULARY, n_embd=width, n_layer=layers, n_head=heads, n_positions=time, use_cache=False
+            vocab_size=VOCABULARY,
+            n_embd=width,
+            n_layer=layers,
+            n_head=heads,
+            n_positions=time,
+            use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
         )
-        config.bos_token_id = config.eos_token_id = 0
         tokens = torch.randint(VOCABULARY, (batch, time))
         return GPT2LMHeadModel(config).train(), {"input_ids": tokens, "labels": tokens}
 
