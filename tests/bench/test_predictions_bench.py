@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.bench.predictions import main
-from paceline.bench.predictions.fitted import chosen_lines
+from paceline.bench.predictions.fitted import chosen_lines, profiles
 from paceline.bench.predictions.profiles import with_rates_written
 from paceline.bench.predictions.rows import read_rows
 from paceline.bench.predictions.samples import samples_of
 from paceline.bench.sections import write_section
 from paceline.cli.main import app
+from paceline.cluster.files import load
 from paceline.cluster.rates import Rates
 from paceline.errors import DataError, RecipeError
 
@@ -130,7 +131,30 @@ def test_fitted_rows_count_in_no_figure_and_others_come_closer(tmp_path: Path) -
     assert found["all"]["rows"] == 2
     assert found["all"]["mape"] < before["all"]["mape"]
     assert set(found["fits"]) == {"a100-sxm-80gb"}
-    assert predicted(file, fit_rows="none")["fitted_rows"] == []
+
+
+def test_without_fitted_rows_rates_are_those_that_are_expected_before_any(tmp_path: Path) -> None:
+    file = told_as_predicted(tmp_path, [1.0] * 4)
+    found = predicted(file, fit_rows="none")
+    assert found["fitted_rows"] == []
+    assert found["all"]["mape"] > 0.001
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published runs are not beside the repository")
+def test_a_device_that_is_not_fitted_anew_keeps_its_profile_and_its_fitted_rows() -> None:
+    samples = samples_of(read_rows(PUBLISHED).rows).usable
+    clusters = {name: load(name) for name in {one.configuration.cluster for one in samples}}
+    shipped = profiles(samples, clusters, None).lines
+    again = profiles(samples, clusters, frozenset({2672}))
+    on_h100 = {
+        line
+        for one in samples
+        if one.configuration.cluster == "dgx-h100" and set(one.lines) & shipped
+        for line in one.lines
+    }
+    assert on_h100
+    assert again.lines - {2672, 2673, 2674} == shipped - on_h100
+    assert again.clusters["dgx-a100"] == clusters["dgx-a100"]
 
 
 def test_rows_to_fit_are_lines_ranges_or_a_file(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +17,12 @@ from paceline.bench.predictions.predicted import described, grouped
 from paceline.bench.predictions.profiles import shipped_identities
 from paceline.bench.predictions.samples import Sample
 from paceline.cluster.cluster import Cluster
+from paceline.cluster.rates import Rates
 from paceline.errors import DataError
-from paceline.simulator.fitting import Fitted, Measured, fit, with_rates
+from paceline.simulator.fitting import PRIORS, Fitted, Measured, fit, with_rates
 
 NONE = "none"
-_HOLD = 0.05
+_HOLD = 0.025
 """Weight of priors for each row: what limits a fit to many rows is its form, against which priors hold."""
 _HOLD_MOST = 2.0
 
@@ -106,10 +108,12 @@ def profiles(samples: Sequence[Sample], clusters: Mapping[str, Cluster], lines: 
 
     Clusters with the same kind of device share one profile, to which all chosen rows on any of them are fitted.
     """
+    known = shipped_identities()
+    shipped = [sample for sample in samples if sample.identity in known and not sample.is_memory]
     if lines is None:
-        known = shipped_identities()
-        own = frozenset(line for sample in samples if sample.identity in known for line in sample.lines)
-        return Profiles(clusters, own, {}, {})
+        return Profiles(clusters, _lines(shipped), {}, {})
+    if not lines:
+        return Profiles({name: _unfitted(cluster) for name, cluster in clusters.items()}, frozenset(), {}, {})
     chosen = [sample for sample in samples if not sample.is_memory and lines & set(sample.lines)]
     changed, fits, fitted_to = dict(clusters), {}, {}
     for device in sorted({cluster.slowest.device.name for cluster in clusters.values()}):
@@ -123,8 +127,20 @@ def profiles(samples: Sequence[Sample], clusters: Mapping[str, Cluster], lines: 
         fits[device] = fit(to_fit(likely, clusters), start, hold=min(_HOLD * len(rows), _HOLD_MOST))
         for name in mine:
             changed[name] = with_rates(changed[name], fits[device].rates)
-    fitted = frozenset(line for sample in chosen for line in sample.lines)
+    # devices of which no row was named keep their shipped profiles, whose fitted rows are no test of them either
+    kept = [one for one in shipped if clusters[one.configuration.cluster].slowest.device.name not in fits]
+    fitted = _lines(chosen) | _lines(kept)
     return Profiles(changed, fitted, fits, fitted_to)
+
+
+def _lines(samples: Iterable[Sample]) -> frozenset[int]:
+    return frozenset(line for sample in samples for line in sample.lines)
+
+
+def _unfitted(cluster: Cluster) -> Cluster:
+    """Return a cluster with the rates that are expected of its devices before any row is seen."""
+    expected: dict[str, Any] = {name: prior.centre for name, prior in PRIORS.items()}
+    return with_rates(cluster, replace(Rates(units=cluster.slowest.device.rates.units), **expected))
 
 
 def to_fit(samples: Sequence[Sample], clusters: Mapping[str, Cluster]) -> list[Measured]:
