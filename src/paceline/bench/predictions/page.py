@@ -47,12 +47,18 @@ def _errors(title: str, by_source: Mapping[str, Any], everything: Mapping[str, A
 
 
 def _regrets(regret: Mapping[str, Any]) -> Iterator[str]:
+    costly = [each for each in regret["groups"].items() if each[1]["regret"] > 0]
+    count = len(regret["groups"])
     yield ""
     yield "### Regret of the layout predicted to be fastest"
     yield ""
-    yield f"Mean {percent(regret['mean'])}, worst {percent(regret['worst'])}, over {len(regret['groups'])} groups."
+    yield (
+        f"Mean {percent(regret['mean'])}, worst {percent(regret['worst'])}, over {count} groups of at least three "
+        f"layouts of one model, batch and number of GPUs. In {count - len(costly)} of them the fastest is picked; in the "
+        "others:"
+    )
     yield ""
     yield "| Model, machine | Layouts | Regret |"
     yield "|---|---|---|"
-    for name, found in sorted(regret["groups"].items(), key=lambda each: -each[1]["regret"]):
+    for name, found in sorted(costly, key=lambda each: -each[1]["regret"]):
         yield f"| {name} | {found['rows']} | {percent(found['regret'])} |"
