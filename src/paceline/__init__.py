@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.plan import Mesh, Pin, PipelinePlan, Plan
     from paceline.planner.explain import explain
+    from paceline.planner.search.ranking import search
     from paceline.planner.simulated import simulate
+    from paceline.planner.workload import workload_of
     from paceline.program.capture import capture
     from paceline.program.constraint import constrain
     from paceline.runtime.module import ParallelModule, parallelize
@@ -29,8 +31,10 @@ __all__ = [
     "constrain",
     "explain",
     "parallelize",
+    "search",
     "simulate",
     "verify",
+    "workload_of",
 ]
 
 _HOMES = {
@@ -40,7 +44,9 @@ _HOMES = {
     "Plan": "paceline.plan",
     "capture": "paceline.program.capture",
     "explain": "paceline.planner.explain",
+    "search": "paceline.planner.search.ranking",
     "simulate": "paceline.planner.simulated",
+    "workload_of": "paceline.planner.workload",
     "constrain": "paceline.program.constraint",
     "ParallelModule": "paceline.runtime.module",
     "parallelize": "paceline.runtime.module",
