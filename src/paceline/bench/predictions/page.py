@@ -54,8 +54,8 @@ def _regrets(regret: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"Mean {percent(regret['mean'])}, worst {percent(regret['worst'])}, over {count} groups of at least three "
-        f"layouts of one model, batch and number of GPUs. In {count - len(costly)} of them the fastest is picked; in the "
-        "others:"
+        f"layouts of one model, batch and number of GPUs. The fastest is picked in {count - len(costly)} of them; in "
+        "the others:"
     )
     yield ""
     yield "| Model, machine | Layouts | Regret |"
