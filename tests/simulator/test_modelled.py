@@ -84,3 +84,22 @@ def test_slower_groups_are_slow_ranks() -> None:
     half = replace(DEVICE, peak={"bfloat16": 2e12})
     mixed = replace(cluster(), groups=(Group(2, DEVICE), Group(1, DEVICE, slowdown=1.5), Group(2, half)))
     assert slow_ranks(mixed, 4) == {2: 1.5, 3: 2.0}
+
+
+def batched(count: int, side: int) -> Node:
+    graph, mode = Graph(), fake_mode()
+    with mode:
+        value = torch.empty(count, side, side)
+    left = graph.placeholder("a")
+    left.meta["val"] = value
+    node = graph.call_function(aten.bmm.default, (left, left))
+    node.meta["val"] = evaluate(node, mode)
+    return node
+
+
+def test_small_products_of_a_batch_are_computed_beside_each_other() -> None:
+    device = replace(DEVICE, rates=replace(RATES, units=100))
+    operators = ModelledOperators(device)
+    one, many, larger = (operators.seconds(batched(*of)) for of in ((1, 8), (32, 8), (1, 16)))
+    assert many < 2 * one, "they fill units that are idle else"
+    assert larger == pytest.approx(one), "both fill one tile"

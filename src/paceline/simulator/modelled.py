@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -19,7 +20,7 @@ from torch.fx.node import map_arg
 from paceline.cluster.cluster import Cluster, Device
 from paceline.cluster.collectives import collective_seconds
 from paceline.cluster.fabric import Fabric
-from paceline.plan import Mesh, Plan
+from paceline.plan import Axis, Mesh, Plan
 from paceline.program.work import CallKind, CallWork, work_of
 from paceline.simulator.demands import Products
 from paceline.simulator.device_seconds import peak_of, product_seconds, wide_of
@@ -103,8 +104,10 @@ class ModelledOperators:
     def _product(self, work: CallWork, dtype: str) -> float:
         key = work.flops, work.dims, dtype
         if key not in self._known:
-            sizes = np.array(work.dims, dtype=np.float64)[:, None, None]
-            products = Products(np.full((1, 1), work.flops), sizes)
+            sizes, flops = np.array(work.dims, dtype=np.float64), work.flops
+            if self._device.rates.units:
+                sizes, flops = _in_tiles(work)
+            products = Products(np.full((1, 1), flops), sizes[:, None, None])
             self._known[key] = float(product_seconds(products, self._device, peak_of(self._device, dtype))[0])
         return self._known[key]
 
@@ -117,6 +120,8 @@ class ModelledOperators:
         return work.read_bytes + work.written_bytes + _changed_bytes(node)
 
 
+_TILE = np.array([64.0, 64.0, 16.0])
+"""Rows, columns and inner dimension of the smallest tile in which units of a device compute."""
 _SEEN = 0.5
 """Of all pairs of queries and keys, those that a causal kernel computes."""
 
@@ -141,8 +146,15 @@ class ModelledCollectives:
             size, stride = self._mesh[axis], self._stride(axis)
             # Every rank is in a group of this axis, so groups that interleave send at the same time.
             found = collective_seconds(self._cluster, kind, float(nbytes), size, stride, sharing=stride)
-            self._found[key] = float(found) * self._cluster.groups[0].device.rates.collective
+            self._found[key] = float(found) * self._beside_work(axis)
         return self._found[key]
+
+    def _beside_work(self, axis: str) -> float:
+        """Return how many times what it takes alone a collective takes in a step."""
+        rates = self._cluster.groups[0].device.rates
+        if axis == Axis.PP.value:
+            return rates.transfer
+        return rates.exchange if Axis(axis).splits_batch else rates.collective
 
     def _stride(self, axis: str) -> int:
         names = self._mesh.names
@@ -169,6 +181,17 @@ def _changed_bytes(node: Node) -> int:
         if argument.alias_info is not None and argument.alias_info.is_write:
             map_arg(value, lambda source: changed.append(source.meta.get("val")))
     return sum(map(_nbytes, changed))
+
+
+def _in_tiles(work: CallWork) -> tuple[NDArray[np.float64], float]:
+    """Return sizes and operations as a device of many units computes them: small products fill up a tile each.
+
+    Those of a batch are computed beside each other.
+    """
+    assert work.operations is not None
+    rows, columns, inner = np.maximum(np.array(work.dims, dtype=np.float64), _TILE)
+    sizes = np.array([rows * work.times, columns, inner])
+    return sizes, work.operations.factor * float(np.prod(sizes))
 
 
 def _dtype(node: Node) -> str:
