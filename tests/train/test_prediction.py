@@ -121,20 +121,20 @@ def test_a_run_is_compared_at_its_end(tmp_path: Path, console: Console, monkeypa
 
 def test_memory_is_looked_at_in_steps_that_follow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     module = parallelize(Net(), batch(), Plan(Mesh()))
-    memory = StepMemory(module, optimizer_of(module))
     held = sum(parameter.nbytes for parameter in module.parameters())
-    between, peak = iter([100, 100, 100]), iter([150, 900])
-    monkeypatch.setattr("paceline.train.prediction.memory_bytes", lambda: next(between))
+    peak = iter([1500 + held, 9000])
+    monkeypatch.setattr("paceline.train.prediction.can_take_memory", lambda: True)
+    monkeypatch.setattr("paceline.train.prediction.memory_bytes", lambda: 1000 + held)
     monkeypatch.setattr("paceline.train.prediction.peak_bytes", lambda: next(peak))
     monkeypatch.setattr("paceline.train.prediction.forget_peak", lambda: None)
-    memory._tells = True
+    memory = StepMemory(module, optimizer_of(module))
     memory.after_step()
     memory.after_step()
     memory.begin_anew()  # a validation: the next peak is not of a step
     memory.after_step()
-    assert memory.most() == held + 50
+    assert memory.most() == held + 500
+    monkeypatch.setattr("paceline.train.prediction.can_take_memory", lambda: False)
     untold = StepMemory(module, optimizer_of(module))
-    untold._tells = False
     untold.after_step()
     assert untold.most() is None
 

@@ -183,16 +183,16 @@ def row_of(
     }
 
 
-def tensor_peak(held: int, process: Mapping[str, int]) -> int:
-    """Return the most bytes of tensors: those between two steps, and by how much the process grows in a step.
+def tensor_peak(placed: int, process: Mapping[str, int]) -> int:
+    """Return the most bytes of tensors: those before the first step, and by how much a process grows until its peak.
 
     A process also holds programs, code and what libraries keep, which is nothing of a plan.
 
     Args:
-        held: bytes of tensors between two steps, counted.
+        placed: bytes of tensors before the first step, counted.
         process: see `turns.take_memory`.
     """
-    return held + process["step_bytes"] - process["held_bytes"]
+    return placed + process["step_bytes"] - process["ready_bytes"]
 
 
 def _measure(
@@ -205,7 +205,7 @@ def _measure(
         memory = _run("take_memory", model, size, meshes, settings, folder, _PROMPT_MALLOC)
         taken = [rank["memory"] for rank in memory]
         peaks = {
-            mesh: max(tensor_peak(of["held_bytes"][mesh], rank[mesh]) for of, rank in zip(ranks, taken, strict=True))
+            mesh: max(tensor_peak(of["placed_bytes"][mesh], rank[mesh]) for of, rank in zip(ranks, taken, strict=True))
             for mesh in meshes
         }
     result["machine"].setdefault("backend", {})[str(size)] = ranks[0]["words"]

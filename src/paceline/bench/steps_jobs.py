@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.bench.contestants import Contender
@@ -116,12 +115,9 @@ class Trained:
         ended = time.perf_counter()
         return dict(zip(PARTS, (forward - began, backward - forward, ended - backward), strict=True))
 
-    def held_bytes(self) -> int:
-        """Return the bytes of the tensors that are there between two steps."""
-        state = [
-            value for kept in self.optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)
-        ]
-        tensors = [*self.module.parameters(), *self.module.buffers(), *state, *self.batch.values(), *self.part.values()]
+    def placed_bytes(self) -> int:
+        """Return the bytes of the tensors that are there before the first step."""
+        tensors = [*self.module.parameters(), *self.module.buffers(), *self.batch.values(), *self.part.values()]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
@@ -154,7 +150,7 @@ def take_steps(arguments: dict[str, Any]) -> None:
         found: dict[str, Any] = {
             "rounds": rounds,
             "words": world.backend.words,
-            "held_bytes": {mesh: each.held_bytes() for mesh, each in trained.items()},
+            "placed_bytes": {mesh: each.placed_bytes() for mesh, each in trained.items()},
         }
         if world.rank == 0:
             with _no_lines_of_the_profiler():

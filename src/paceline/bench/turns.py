@@ -113,7 +113,8 @@ def take_memory(
 
     Returns:
         By name, in bytes over what the process held before: `step_bytes` (peak of a step), `start_bytes` (peak until
-        ready to train) and `held_bytes` (between two steps: parameters, optimizer state, what ranks exchange through).
+        ready to train), `ready_bytes` (when ready to train) and `held_bytes` (between two steps: parameters, optimizer
+        state, what ranks exchange through).
     """
     fork = multiprocessing.get_context("fork")
     taken: dict[str, dict[str, int]] = {}
@@ -150,6 +151,9 @@ def _memory_of(who: str, set_up: SetUp, set_up_toy: SetUp, backend: str, meet: s
         _meet(world)
         contender = set_up(who, world, groups) if _takes_part(who, world) else None
         at_start = peak_bytes()
+        give_back()
+        _meet(world)
+        ready = memory_bytes()
         if contender is not None:
             contender.step()
             give_back()
@@ -160,7 +164,7 @@ def _memory_of(who: str, set_up: SetUp, set_up_toy: SetUp, backend: str, meet: s
             if contender is not None:
                 contender.step()
         _meet(world)
-        found = {"step_bytes": peak_bytes(), "start_bytes": at_start, "held_bytes": held}
+        found = {"step_bytes": peak_bytes(), "start_bytes": at_start, "ready_bytes": ready, "held_bytes": held}
         _meet(world)
     sender.send({name: count - before for name, count in found.items()})
 

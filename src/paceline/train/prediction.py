@@ -183,7 +183,7 @@ class PredictionTable(Callback):
 
 
 class StepMemory:
-    """The most bytes that tensors take in a step: those between steps, and by how much the process grows in a few.
+    """The most bytes that tensors take in a step: those before the first, and by how much the process has grown since.
 
     Args:
         module: that is trained.
@@ -191,44 +191,47 @@ class StepMemory:
     """
 
     def __init__(self, module: ParallelModule, optimizer: Optimizer) -> None:
-        self._module = module
-        self._optimizer = optimizer
         self._device = module.peers.devices[0]
         self._tells = self._device.type == "cpu" and can_take_memory()
-        self._between: int | None = None
-        self._grown: list[int] = []
+        self._beside = 0
+        if self._tells:
+            give_back()
+            self._beside = memory_bytes() - _held(module, optimizer)
+        self._peers = module.peers
+        self._looking = False
+        self._peaks: list[int] = []
 
     def after_step(self) -> None:
         """Look at the step that is over, if the look before was right before it; then get ready for the next."""
-        if not self._tells or len(self._grown) >= _WEIGHED:
+        if not self._tells or len(self._peaks) >= _WEIGHED:
             return
-        if self._between is not None:
-            self._grown.append(peak_bytes() - self._between)
+        if self._looking:
+            self._peaks.append(peak_bytes())
         give_back()  # what the C library keeps for later would hide what the next step needs
-        self._between = memory_bytes()
         forget_peak()
+        self._looking = True
 
     def begin_anew(self) -> None:
         """Something else than a step was done."""
-        self._between = None
+        self._looking = False
 
     def most(self) -> int | None:
         """Return the most bytes of tensors over all ranks; None where nobody could look. A collective."""
         if self._device.type == "cuda":
             own = int(torch.cuda.max_memory_allocated(self._device))
         else:
-            own = self._held() + max(self._grown) if self._grown else 0
+            own = max(self._peaks) - self._beside if self._peaks else 0
         most = torch.tensor([own], device=self._device)
-        if not self._module.peers.alone:
+        if not self._peers.alone:
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return int(most) or None
 
-    def _held(self) -> int:
-        state = [
-            value for kept in self._optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)
-        ]
-        tensors = [*self._module.parameters(), *self._module.buffers(), *state]
-        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+def _held(module: ParallelModule, optimizer: Optimizer) -> int:
+    """Return the bytes of the tensors that are there between steps."""
+    state = [value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
+    tensors = [*module.parameters(), *module.buffers(), *state]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def compared(
