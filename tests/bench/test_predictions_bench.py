@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from paceline.bench.predictions import main
 from paceline.bench.predictions.fitted import chosen_lines, profiles
-from paceline.bench.predictions.profiles import with_rates_written
+from paceline.bench.predictions.profiles import shipped_identities, with_rates_written
 from paceline.bench.predictions.rows import read_rows
 from paceline.bench.predictions.samples import samples_of
 from paceline.bench.sections import write_section
@@ -144,6 +144,7 @@ def test_without_fitted_rows_rates_are_those_that_are_expected_before_any(tmp_pa
 def test_a_device_that_is_not_fitted_anew_keeps_its_profile_and_its_fitted_rows() -> None:
     samples = samples_of(read_rows(PUBLISHED).rows).usable
     clusters = {name: load(name) for name in {one.configuration.cluster for one in samples}}
+    assert shipped_identities() <= {one.identity for one in samples}
     shipped = profiles(samples, clusters, None).lines
     again = profiles(samples, clusters, frozenset({2672}))
     on_h100 = {

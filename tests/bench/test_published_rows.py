@@ -63,6 +63,17 @@ def test_lines_are_those_of_the_file_where_a_cell_has_several(tmp_path: Path) ->
     assert [each.line for each in table.rows] == [2, 4]
 
 
+def test_words_for_nothing_are_empty_cells(tmp_path: Path) -> None:
+    (found,) = read_rows(written(tmp_path, "metric,value,vpp,ep,tp,recompute\nmfu,1,None,0,0,none\n")).rows
+    assert dict(found.values) == {"metric": "mfu", "value": "1", "tp": "0", "recompute": "none"}
+
+
+def test_a_cell_that_is_no_number_is_a_reason_wherever_it_stands() -> None:
+    found = samples_of([row(2, pp="1", gpus="", vpp="many"), row(3, heads="abc"), row(4, global_batch="-3"), row(5, ep="x")])
+    assert [one.row.line for one in found.usable] == [2]
+    assert sorted(found.left_out) == ["ep is no number", "global_batch is not above zero", "heads is no number"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

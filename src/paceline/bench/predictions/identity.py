@@ -19,5 +19,13 @@ def identity_of(row: Row, notes: Notes) -> str:
     Measured values, their metrics and line numbers have no part in it.
     """
     words = [row.text(column).lower() for column in _WORDS]
-    numbers = [row.number(column) for column in (*_NUMBERS, "global_batch")]
+    numbers = [_plain(row.text(column)) for column in (*_NUMBERS, "global_batch")]
     return sha256(repr((words, numbers, notes.schedule, notes.variant)).encode()).hexdigest()[:DIGITS]
+
+
+def _plain(text: str) -> float | str | None:
+    """Return a number where the text is one, so that 8 and 8.0 are the same, and None where there is none."""
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text

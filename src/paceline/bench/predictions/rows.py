@@ -39,6 +39,11 @@ COLUMNS = (
     "notes",
 )
 _NEEDED = ("metric", "value")
+_NOTHING = ("none", "n/a", "na", "-", "null")
+"""Words for nothing, in columns of numbers."""
+_WORDS = ("source", "system", "model", "gpu_type", "precision", "recompute", "metric", "unit", "notes")
+_ALONE = ("cp", "ep", "vpp")
+"""Columns in which 0 says that nothing is split."""
 
 
 class Unusable(Exception):
@@ -147,4 +152,10 @@ def _check(header: list[str], file: Path) -> None:
 def _row(line: int, header: list[str], cells: list[str]) -> Row:
     values = {name: cell.strip() for name, cell in zip(header, cells, strict=False) if name in COLUMNS}
     extra = any(cell.strip() for cell in cells[len(header) :])
-    return Row(line, {name: value for name, value in values.items() if value}, extra)
+    return Row(line, {name: value for name, value in values.items() if not _is_empty(name, value)}, extra)
+
+
+def _is_empty(name: str, value: str) -> bool:
+    if name in _WORDS:
+        return not value
+    return not value or value.lower() in _NOTHING or (name in _ALONE and value == "0")
