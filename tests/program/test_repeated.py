@@ -177,6 +177,19 @@ def test_blocks_of_one_that_share_parameters_or_change_shape_are_all_captured() 
         assert _count(found) == _count(capture(module, (torch.zeros(2, 4),)))
 
 
+def test_equal_projections_beside_each_other_are_no_blocks() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("query", "key", "value", "out"):
+                setattr(self, name, nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.softmax(self.query(x) @ self.key(x).mT, -1) @ self.value(x)).mean()
+
+    assert capture_repeated(Attends(), (torch.zeros(2, 3, 4),)).repeats == ()
+
+
 def test_blocks_that_return_something_else_than_they_are_given_are_all_captured() -> None:
     class Widens(nn.Module):
         def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """Sub-modules that stand beside each other and look alike: what may be captured once instead of many times.
 
-They are of one class, with attributes, parameters, buffers and children alike. Numbers that count siblings, and rates
+They are numbered by their parent, as those of a list are: projections of queries, keys and values are no blocks. They
+are of one class, with attributes, parameters, buffers and children alike. Numbers that count siblings, and rates
 that differ from one to the next, do not tell them apart: what they compute does, which `rehearsal` watches.
 """
 
@@ -40,7 +41,8 @@ def siblings(root: nn.Module) -> list[Siblings]:
         alike: dict[Hashable, dict[str, nn.Module]] = defaultdict(dict)
         for name, child in parent.named_children():
             tensors = [*child.parameters(), *child.buffers()]
-            if any(True for _ in child.parameters()) and not any(id(tensor) in shared for tensor in tensors):
+            is_numbered = name[-1:].isdecimal() and any(True for _ in child.parameters())
+            if is_numbered and not any(id(tensor) in shared for tensor in tensors):
                 alike[_look(child, looks)[0]][f"{path}.{name}".lstrip(".")] = child
         for members in alike.values():
             for equal in _told_apart(members, looks):
