@@ -69,7 +69,9 @@ def test_words_for_nothing_are_empty_cells(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_is_no_number_is_a_reason_wherever_it_stands() -> None:
-    found = samples_of([row(2, pp="1", gpus="", vpp="many"), row(3, heads="abc"), row(4, global_batch="-3"), row(5, ep="x")])
+    found = samples_of(
+        [row(2, pp="1", gpus="", vpp="many"), row(3, heads="abc"), row(4, global_batch="-3"), row(5, ep="x")]
+    )
     assert [one.row.line for one in found.usable] == [2]
     assert sorted(found.left_out) == ["ep is no number", "global_batch is not above zero", "heads is no number"]
 
