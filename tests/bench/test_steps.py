@@ -22,6 +22,7 @@ from paceline.runtime.link_times import MeasuredCollectives
 from paceline.runtime.module import ParallelModule, parallelize
 from paceline.runtime.operator_calls import is_timed, key_of
 from paceline.simulator.measured import graphs_of, simulated, times_here
+from paceline.simulator.memory import Held, Memory, Storage
 from paceline.simulator.step import Circumstances
 
 CPU = [torch.device("cpu")]
@@ -122,6 +123,16 @@ def test_the_section_of_a_page_is_written_between_its_markers(tmp_path: Path) ->
 
 def test_memory_is_that_of_tensors_without_what_a_process_holds_beside() -> None:
     assert tensor_peak(100, {"step_bytes": 170, "ready_bytes": 120, "start_bytes": 0, "held_bytes": 130}) == 150
+
+
+def test_room_that_ranks_share_stays_with_them() -> None:
+    memory = Memory()
+    room, kept = memory.hold(Storage(50, Held.GRADIENTS)), memory.hold(Storage(10, Held.PARAMETERS))
+    memory.drop(room)
+    memory.hold(Storage(60, Held.ACTIVATIONS))
+    assert memory.peak.bytes == 70 and memory.peak.resident == 120
+    memory.drop(kept)
+    assert memory.peak.most == {Held.GRADIENTS: 50, Held.PARAMETERS: 10, Held.ACTIVATIONS: 60}
 
 
 def test_settings_are_read_and_meshes_are_put_together_by_size() -> None:

@@ -39,7 +39,7 @@ from paceline.runtime.job.world import World
 from paceline.runtime.link_times import MeasuredCollectives
 from paceline.runtime.module import parallelize
 from paceline.runtime.program_cache import default_directory
-from paceline.simulator.measured import collectives_of, graphs_of, simulated, times_here
+from paceline.simulator.measured import collectives_of, graphs_of, peak_here, simulated, times_here
 from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances
 from paceline.simulator.workspace import MeasuredWorkspaces
@@ -251,18 +251,19 @@ def _predicted(
 ) -> dict[str, Any]:
     module = trained.module
     times = times_here(seconds, collectives, costs, module.peers)
-    return told(simulated(module, trained.batch, times, given))
+    found = simulated(module, trained.batch, times, given)
+    return told(found, peak_here(module, found, times))
 
 
-def told(simulation: Simulation) -> dict[str, Any]:
-    """Return of a simulation what is compared."""
+def told(simulation: Simulation, peak: int) -> dict[str, Any]:
+    """Return of a simulation what is compared; `peak` is in bytes."""
     most = max(simulation.ranks, key=lambda rank: rank.peak.bytes)
     return {
         "step_s": simulation.step_s,
         "phases": dict(simulation.phases),
         "exposed_s": dict(simulation.ranks[0].exposed_s),
         "handed_bytes": dict(simulation.ranks[0].handed_bytes),
-        "peak_bytes": most.peak.bytes,
+        "peak_bytes": peak,
         "peak_parts": {part.value: count for part, count in most.peak.parts.items()},
         "peak_at": " ".join(filter(None, (most.peak.phase, most.peak.module, most.peak.operator))),
     }

@@ -74,6 +74,15 @@ def simulated(module: ParallelModule, batch: Batch, times: Times, given: Circums
     raise PlanError("a module under a fallback has no placed program, so nothing can be said of its steps.")
 
 
+def peak_here(module: ParallelModule, simulation: Simulation, times: Times) -> int:
+    """Return the most bytes that a rank of this machine is seen to have.
+
+    Room in shared memory, in which gradients are added up over parts of the batch, stays when nothing is in it.
+    """
+    keeps = times.shares_memory and isinstance(module, PlacedModule) and module.mesh.batch_parts > 1
+    return max(rank.peak.resident if keeps else rank.peak.bytes for rank in simulation.ranks)
+
+
 def handed_bytes(module: ParallelModule, batch: Batch, micro_batches: int) -> dict[str, int]:
     """Return the bytes that a rank hands over in a step, by axis, counted in its graphs; nothing of a pipeline."""
     found: Counter[str] = Counter()

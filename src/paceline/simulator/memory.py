@@ -8,7 +8,7 @@ wait with) is held by name, so the peak says what it consists of.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -39,6 +39,7 @@ class Peak:
         module: the user's module that computes then; "" between modules.
         operator: which call allocates the last of it.
         parts: what it consists of.
+        most: of each part, the most that there was at any time.
     """
 
     bytes: int = 0
@@ -46,6 +47,13 @@ class Peak:
     module: str = ""
     operator: str = ""
     parts: dict[Held, int] = field(default_factory=dict)
+    most: Mapping[Held, int] = field(default_factory=dict, compare=False)
+
+    @property
+    def resident(self) -> int:
+        """Bytes that stay with ranks that share memory: what was once room for gradients and exchanges stays so."""
+        kept = (Held.GRADIENTS, Held.EXCHANGED)
+        return self.bytes + sum(self.most.get(part, 0) - self.parts.get(part, 0) for part in kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +74,8 @@ class Memory:
 
     def __init__(self) -> None:
         self.live = 0
-        self.peak = Peak()
+        self._most: Counter[Held] = Counter()
+        self.peak = Peak(most=self._most)
         self._holders: Counter[Storage] = Counter()
         self._parts: Counter[Held] = Counter()
 
@@ -76,8 +85,10 @@ class Memory:
         if self._holders[storage] == 1:
             self.live += storage.bytes
             self._parts[storage.held] += storage.bytes
+            self._most[storage.held] = max(self._most[storage.held], self._parts[storage.held])
             if self.live > self.peak.bytes:
-                self.peak = Peak(self.live, phase, module, operator, {k: v for k, v in self._parts.items() if v})
+                parts = {k: v for k, v in self._parts.items() if v}
+                self.peak = Peak(self.live, phase, module, operator, parts, self._most)
         return storage
 
     def drop(self, storage: Storage) -> None:

@@ -31,7 +31,7 @@ from paceline.runtime.module import PlacedModule
 from paceline.runtime.operator_times import timed_operators
 from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.program_cache import default_directory
-from paceline.simulator.measured import KINDS_ALONG, graphs_of, simulated, times_here
+from paceline.simulator.measured import KINDS_ALONG, graphs_of, peak_here, simulated, times_here
 from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances
 from paceline.train.callbacks import Callback, CheckpointReport, EndReport, StepReport, ValidationReport
@@ -97,10 +97,10 @@ def predict(module: ParallelModule, batch: Batch, given: Circumstances) -> Predi
         return None
     times = times_here(timed, collectives, known_costs(device, directory), module.peers)
     found = simulated(module, batch, times, given)
-    return _told(found, len(times.operators.missing))  # type: ignore[attr-defined]  # ours
+    return _told(found, peak_here(module, found, times), len(times.operators.missing))  # type: ignore[attr-defined]  # ours
 
 
-def _told(simulation: Simulation, missing: int) -> Prediction:
+def _told(simulation: Simulation, peak: int, missing: int) -> Prediction:
     phases = simulation.phases
     parts = {name: phases[name] for name in ("forward", "backward", "passes") if name in phases}
     if "passes" in parts:  # of a pipeline, which hands its gradients over at their end
@@ -112,7 +112,7 @@ def _told(simulation: Simulation, missing: int) -> Prediction:
         step_s=simulation.step_s,
         parts={**parts, "update": rest},
         exchange_s=dict(first.exposed_s),
-        memory_bytes=most.peak.bytes,
+        memory_bytes=peak,
         peak_at=" ".join(filter(None, (most.peak.phase, most.peak.module, most.peak.operator))),
         handed_bytes=dict(first.handed_bytes),
         missing=missing,
