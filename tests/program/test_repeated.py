@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from paceline.errors import CaptureError
 from paceline.program.capture import capture
 from paceline.program.fake import fake_mode
 from paceline.program.program import Program
@@ -175,6 +176,23 @@ def test_blocks_of_one_that_share_parameters_or_change_shape_are_all_captured() 
         found = capture_repeated(module, (torch.zeros(2, 4),))
         assert found.repeats == ()
         assert _count(found) == _count(capture(module, (torch.zeros(2, 4),)))
+
+
+def test_what_cannot_be_captured_is_told_in_the_words_of_capture() -> None:
+    class Decides(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x) if x.sum() > 0 else x
+            return x.mean()
+
+    told: list[str] = []
+    with pytest.raises(CaptureError, match="control flow does not depend on tensor values"):
+        capture_repeated(Decides(), (torch.zeros(2, 4),), tell=told.append)
+    assert "blocks could not be rehearsed: all of them are captured" in told
 
 
 def test_equal_projections_beside_each_other_are_no_blocks() -> None:

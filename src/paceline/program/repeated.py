@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
+from paceline.errors import CaptureError
 from paceline.program.aside import standing_aside
 from paceline.program.capture import Batch, capture
 from paceline.program.program import Program
@@ -117,7 +118,10 @@ def capture_repeated(
     repeated: list[Equals] = []
     if found:
         tell("looking for equal blocks")
-        repeated = equals(module, batch, found, autocast)
+        try:
+            repeated = equals(module, batch, found, autocast)
+        except CaptureError:  # capture says what is wrong, if anything is
+            tell("blocks could not be rehearsed: all of them are captured")
     parts = dict(module.named_modules())
     aside = {parts[path]: equal.passing for equal in repeated for path in equal.paths if path not in equal.kept}
     tell(f"capturing a training step{f' without {len(aside)} equal blocks' if aside else ''}")
