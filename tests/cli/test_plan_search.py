@@ -81,7 +81,7 @@ def test_a_factory_is_searched_for_any_batch_and_number_of_devices() -> None:
     ("arguments", "words"),
     [
         (["--cluster", "dgx-a10"], "Did you mean 'dgx-a100'"),
-        (["--cluster", "laptop", "--devices", "5"], "the cluster 'laptop' has 4"),
+        (["--cluster", "laptop", "--devices", "17"], "cluster 'laptop' has 1 to 16 devices, not 17"),
         (["--cluster", "laptop", "--axes", "dp,ddp"], "the search has no axis 'ddp'"),
     ],
 )
