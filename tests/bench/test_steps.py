@@ -122,7 +122,7 @@ def test_the_section_of_a_page_is_written_between_its_markers(tmp_path: Path) ->
 
 
 def test_memory_is_that_of_tensors_without_what_a_process_holds_beside() -> None:
-    assert tensor_peak(100, {"step_bytes": 170, "ready_bytes": 120, "start_bytes": 0, "held_bytes": 130}) == 150
+    assert tensor_peak(100, {"step_bytes": 170, "held_private_bytes": 120, "start_bytes": 0, "held_bytes": 130}) == 150
 
 
 def test_room_that_ranks_share_stays_with_them() -> None:

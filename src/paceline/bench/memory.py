@@ -31,6 +31,12 @@ def memory_bytes() -> int:
     return status["VmRSS"] - _others_part(status)
 
 
+def private_bytes() -> int:
+    """Return the memory of this process that no other may look at, in bytes."""
+    status = _read(_STATUS)
+    return status["VmRSS"] - status["RssShmem"]
+
+
 def peak_bytes() -> int:
     """Return the most memory that this process had since `forget_peak`, in bytes."""
     status = _read(_STATUS)

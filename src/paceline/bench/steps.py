@@ -183,16 +183,17 @@ def row_of(
     }
 
 
-def tensor_peak(placed: int, process: Mapping[str, int]) -> int:
-    """Return the most bytes of tensors: those before the first step, and by how much a process grows until its peak.
+def tensor_peak(private: int, process: Mapping[str, int]) -> int:
+    """Return the most bytes of tensors, with the room through which ranks exchange.
 
-    A process also holds programs, code and what libraries keep, which is nothing of a plan.
+    A process also holds programs, code and what libraries keep, which is nothing of a plan: between two steps, that is
+    what is private and no tensor.
 
     Args:
-        placed: bytes of tensors before the first step, counted.
+        private: bytes of tensors between two steps that are not shared, counted.
         process: see `turns.take_memory`.
     """
-    return placed + process["step_bytes"] - process["ready_bytes"]
+    return process["step_bytes"] - (process["held_private_bytes"] - private)
 
 
 def _measure(
@@ -205,7 +206,7 @@ def _measure(
         memory = _run("take_memory", model, size, meshes, settings, folder, _PROMPT_MALLOC)
         taken = [rank["memory"] for rank in memory]
         peaks = {
-            mesh: max(tensor_peak(of["placed_bytes"][mesh], rank[mesh]) for of, rank in zip(ranks, taken, strict=True))
+            mesh: max(tensor_peak(of["private_bytes"][mesh], rank[mesh]) for of, rank in zip(ranks, taken, strict=True))
             for mesh in meshes
         }
     result["machine"].setdefault("backend", {})[str(size)] = ranks[0]["words"]

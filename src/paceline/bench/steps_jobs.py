@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
+from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.bench.contestants import Contender
@@ -115,10 +116,13 @@ class Trained:
         ended = time.perf_counter()
         return dict(zip(PARTS, (forward - began, backward - forward, ended - backward), strict=True))
 
-    def placed_bytes(self) -> int:
-        """Return the bytes of the tensors that are there before the first step."""
-        tensors = [*self.module.parameters(), *self.module.buffers(), *self.batch.values(), *self.part.values()]
-        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    def private_bytes(self) -> int:
+        """Return the bytes of the tensors between two steps that do not lie in memory which ranks share."""
+        state = [x for kept in self.optimizer.state.values() for x in kept.values() if isinstance(x, Tensor)]
+        tensors = [*self.module.parameters(), *self.module.buffers(), *state, *self.batch.values(), *self.part.values()]
+        exchanges = [group.shared for group in self.module.peers.groups.values()]
+        own = [x for x in tensors if not any(exchange and exchange.is_common(x) for exchange in exchanges)]
+        return sum({x.data_ptr(): x.nbytes for x in own}.values())
 
 
 def set_up(job: Job, workload: Workload, mesh: str) -> Trained:
@@ -150,7 +154,7 @@ def take_steps(arguments: dict[str, Any]) -> None:
         found: dict[str, Any] = {
             "rounds": rounds,
             "words": world.backend.words,
-            "placed_bytes": {mesh: each.placed_bytes() for mesh, each in trained.items()},
+            "private_bytes": {mesh: each.private_bytes() for mesh, each in trained.items()},
         }
         if world.rank == 0:
             with _no_lines_of_the_profiler():

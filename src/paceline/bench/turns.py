@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from paceline.bench.contestants import Contender, mean_over_ranks
 from paceline.bench.groups import Groups
-from paceline.bench.memory import forget_peak, give_back, memory_bytes, peak_bytes
+from paceline.bench.memory import forget_peak, give_back, memory_bytes, peak_bytes, private_bytes
 from paceline.runtime.job.rendezvous import join
 from paceline.runtime.job.world import STORE_FILE, World
 
@@ -113,8 +113,8 @@ def take_memory(
 
     Returns:
         By name, in bytes over what the process held before: `step_bytes` (peak of a step), `start_bytes` (peak until
-        ready to train), `ready_bytes` (when ready to train) and `held_bytes` (between two steps: parameters, optimizer
-        state, what ranks exchange through).
+        ready to train), `held_bytes` (between two steps: parameters, optimizer state, what ranks exchange through) and
+        `held_private_bytes` (of them, what is not shared).
     """
     fork = multiprocessing.get_context("fork")
     taken: dict[str, dict[str, int]] = {}
@@ -146,27 +146,25 @@ def _memory_of(who: str, set_up: SetUp, set_up_toy: SetUp, backend: str, meet: s
             set_up_toy(who, world, groups).step()
         give_back()
         _meet(world)  # a share of what all have depends on how many have it already
-        before = memory_bytes()
+        before, private_before = memory_bytes(), private_bytes()
         forget_peak()
         _meet(world)
         contender = set_up(who, world, groups) if _takes_part(who, world) else None
         at_start = peak_bytes()
-        give_back()
-        _meet(world)
-        ready = memory_bytes()
         if contender is not None:
             contender.step()
             give_back()
         _meet(world)
-        held = memory_bytes()
+        held, private = memory_bytes(), private_bytes()
         forget_peak()
         for _ in range(_MEMORY_STEPS):
             if contender is not None:
                 contender.step()
         _meet(world)
-        found = {"step_bytes": peak_bytes(), "start_bytes": at_start, "ready_bytes": ready, "held_bytes": held}
+        found = {"step_bytes": peak_bytes(), "start_bytes": at_start, "held_bytes": held}
         _meet(world)
-    sender.send({name: count - before for name, count in found.items()})
+    taken = {name: count - before for name, count in found.items()}
+    sender.send({**taken, "held_private_bytes": private - private_before})
 
 
 def _meet(world: World) -> None:
