@@ -88,8 +88,8 @@ def section(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"|{'---|' * 5}"
     for mesh, step in result["step"].items():
         memory = result["memory"].get(mesh, {})
-        cells = [f"{found['mape']:.1%} | {_percent(found['worst'])}" if found else "- | -" for found in (step, memory)]
-        yield f"| {mesh} | {' | '.join(cells)} |"
+        errors = [f"{found['mape']:.1%} | {_percent(found['worst'])}" if found else "- | -" for found in (step, memory)]
+        yield f"| {mesh} | {' | '.join(errors)} |"
 
 
 def write_section(file: Path, result: Mapping[str, Any]) -> None:

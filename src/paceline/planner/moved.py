@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch.fx import Node
 
@@ -61,7 +62,8 @@ def messages(split: Split, amounts: Amounts, captured: Mapping[str, Node]) -> It
 
 def _is_turn(node: Node) -> bool:
     """Whether each rank gets the whole piece of the rank before: a turn of a ring, as many as there are other ranks."""
-    x, _, first, step, length, edge = node.args[:6]
+    arguments: Any = node.args
+    x, _, first, step, length, edge = arguments[:6]
     return node.target is window and edge == "wrap" and abs(first) == step == length and isinstance(x, Node)
 
 

@@ -49,8 +49,8 @@ def saved(program: Program) -> Iterator[Saved]:
     (values,) = next(node for node in reversed(graph.nodes) if node.op == "output").args
     kept = {
         storage_key(value)
-        for node in values[len(parts.forward_outputs) :]  # type: ignore[index]  # the partition's outputs are a tuple
-        for value in results(node)  # type: ignore[arg-type]  # of nodes
+        for node in values[len(parts.forward_outputs) :]  # the partition's outputs are a tuple
+        for value in results(node)
         if value is not None
     }
     for key, (node, index, value) in makers.items():

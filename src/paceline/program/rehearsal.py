@@ -69,11 +69,11 @@ def _rehearse(module: nn.Module, batch: Batch, sets: Sequence[_Watched], autocas
         rehearse(module, batch, traces, autocast)
 
 
-class _Traces(TorchDispatchMode):
+class _Traces(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down what is called, for each of the modules that are being called."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._open: list[list[Hashable]] = []
 
     @contextlib.contextmanager

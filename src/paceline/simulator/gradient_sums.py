@@ -96,10 +96,13 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
     served = np.where(layouts.server, 1.0 - distributed, 0.0)
     plain = 1.0 - distributed - served
 
-    # parts of the sequence hold the same parameters: they take part in the sums of replicas
-    alone = layouts.fsdp == 1
-    size = np.where(alone, layouts.dp * layouts.sp, layouts.dp)
-    stride = np.where(alone, layouts.tp * layouts.hw, outer)
+    # Parts of a sequence or an image hold the same parameters: they take part in the sums of replicas.
+    alone, parts = layouts.fsdp == 1, layouts.sp * layouts.hw
+    size = np.where(alone, layouts.dp * parts, layouts.dp)
+    stride = np.where(alone, layouts.tp, outer)
+    scattered = Exchange(
+        "dp", "all_reduce", gradients / layouts.fsdp, np.where(alone, 1, parts), layouts.tp, full + once, hidden=True
+    )
 
     def fsdp(kind: str, nbytes: Numbers, times: Numbers, *, hidden: bool = True) -> Exchange:
         return Exchange("fsdp", kind, nbytes, layouts.fsdp, inner, times, hidden)
@@ -109,6 +112,7 @@ def exchanges(parameters: Numbers, layouts: Layouts, precision: Precision) -> li
 
     return [
         fsdp("reduce_scatter", gradients, full + once),
+        scattered,
         fsdp("all_gather", values, 2 * full),
         fsdp("all_gather", values, once, hidden=False),
         dp("all_reduce", gradients / layouts.fsdp, plain),
