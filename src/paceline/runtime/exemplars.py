@@ -187,8 +187,10 @@ class Exemplars:
         del args, kwargs
         for name in dead:
             made.pop(name, None)
+        if node.users:
+            made[key] = result
+        del result
         self._clock.stop(key)
-        made[key] = result
 
     def _sources_of(self, node: Node) -> list[str]:
         """Keys of the calls that make what a node reads, where they are among ours."""
