@@ -21,7 +21,6 @@ from paceline.cli.options import (
     pipeline_with,
 )
 from paceline.cli.output import write_json
-from paceline.cluster.files import names
 from paceline.errors import RecipeError
 from paceline.plan import Axis, Mesh, Pin, Plan
 
@@ -92,6 +91,8 @@ def plan(
     if (recipe is None) == (model is None):
         raise RecipeError("name what to plan: either a RECIPE or --model FACTORY.")
     if (mesh is None) == (cluster is None):
+        from paceline.cluster.files import names
+
         raise RecipeError(
             "name either the mesh to explain, as in --mesh fsdp=2, or the cluster to search plans for, as in --cluster "
             f"laptop. There are {', '.join(names())}; a file describes another."
