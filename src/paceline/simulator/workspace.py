@@ -6,7 +6,10 @@ on the library, so on this machine it is measured, once for each call that diffe
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import os
+import sys
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -72,7 +75,7 @@ def _measured(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     given, named = pytree.tree_map_only(Tensor, _real, (args, dict(kwargs)))
     try:
         target(*given, **named)  # what is made once, at the first call, is not the call's
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        with _speechless(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
             results = target(*given, **named)
     except (RuntimeError, NotImplementedError):  # zeros will not do for it
         return 0
@@ -91,3 +94,17 @@ def _real(value: Tensor) -> Tensor:
 
 def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def _speechless() -> Iterator[None]:
+    """Let nobody hear what libraries print: the profiler announces each of its starts on the standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
