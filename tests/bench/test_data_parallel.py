@@ -9,9 +9,9 @@ import pytest
 
 from paceline.bench.contestants import OURS, Contestant
 from paceline.bench.data_parallel import Settings, main
-from paceline.bench.memory import can_take_memory
 from paceline.bench.workloads import Model
 from paceline.errors import LaunchError, RecipeError
+from paceline.runtime.process_memory import can_take_memory
 
 
 def test_one_round(capsys: pytest.CaptureFixture[str]) -> None:

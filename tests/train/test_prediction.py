@@ -21,12 +21,12 @@ from paceline.train.callbacks import EndReport, StepReport
 from paceline.train.prediction import (
     Prediction,
     PredictionTable,
-    StepMemory,
     compared,
     prediction_of,
     table_of,
     why_not,
 )
+from paceline.train.step_memory import StepMemory
 from tests.ranks import ranks
 
 CPU = torch.device("cpu")
@@ -123,17 +123,17 @@ def test_memory_is_looked_at_in_steps_that_follow_steps(monkeypatch: pytest.Monk
     module = parallelize(Net(), batch(), Plan(Mesh()))
     held = sum(parameter.nbytes for parameter in module.parameters())
     peak = iter([1500 + held, 9000])
-    monkeypatch.setattr("paceline.train.prediction.can_take_memory", lambda: True)
-    monkeypatch.setattr("paceline.train.prediction.memory_bytes", lambda: 1000 + held)
-    monkeypatch.setattr("paceline.train.prediction.peak_bytes", lambda: next(peak))
-    monkeypatch.setattr("paceline.train.prediction.forget_peak", lambda: None)
+    monkeypatch.setattr("paceline.train.step_memory.can_take_memory", lambda: True)
+    monkeypatch.setattr("paceline.train.step_memory.memory_bytes", lambda: 1000 + held)
+    monkeypatch.setattr("paceline.train.step_memory.peak_bytes", lambda: next(peak))
+    monkeypatch.setattr("paceline.train.step_memory.forget_peak", lambda: None)
     memory = StepMemory(module, optimizer_of(module))
     memory.after_step()
     memory.after_step()
     memory.begin_anew()  # a validation: the next peak is not of a step
     memory.after_step()
     assert memory.most() == held + 500
-    monkeypatch.setattr("paceline.train.prediction.can_take_memory", lambda: False)
+    monkeypatch.setattr("paceline.train.step_memory.can_take_memory", lambda: False)
     untold = StepMemory(module, optimizer_of(module))
     untold.after_step()
     assert untold.most() is None
@@ -190,3 +190,27 @@ def test_ranks_predict_together(rank: int, mesh: str, tmp_path: Path) -> None:
         if prediction is not None:
             assert prediction.step_s > 0 and prediction.memory_bytes > 0
             assert set(prediction.exchange_s) <= {"dp", "pp"}
+
+
+@ranks(2)
+@pytest.mark.parametrize("what", ["graphs_of", "simulated"])
+@pytest.mark.parametrize("unlucky", [0, 1])
+def test_where_one_rank_cannot_tell_all_go_without(rank: int, what: str, unlucky: int, tmp_path: Path) -> None:
+    def fails(*_: Any) -> None:
+        raise KeyError("something")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(tmp_path))
+        module = parallelize(Net(), batch(), Plan(Mesh.parse("dp=2")))
+        if rank == unlucky:
+            patch.setattr(f"paceline.train.prediction.{what}", fails)
+        prediction, reason = prediction_of(module, batch(), Circumstances())
+        if what == "simulated" and unlucky == 1:  # which only rank 0 does
+            assert reason is None
+        else:
+            assert prediction is None and reason is not None
+            assert ("something" in reason) == (rank == unlucky)
+        callback = PredictionTable(prediction, reason, module, optimizer_of(module), {}, None, Console(quiet=True))
+        for step in steps():
+            callback.on_step(step)
+        callback.on_end(EndReport(3, 3, None, 1.0))  # nobody is waited for

@@ -17,7 +17,6 @@ from paceline.bench import options as given
 from paceline.bench.contestants import OPPONENT, OURS, Contestant
 from paceline.bench.jobs import Job
 from paceline.bench.machine import machine, table_console
-from paceline.bench.memory import can_take_memory
 from paceline.bench.results import found
 from paceline.bench.statistics import ratios, slowest, spread
 from paceline.bench.table import print_tables
@@ -25,6 +24,7 @@ from paceline.bench.workloads import Model, Scale, workload
 from paceline.errors import RecipeError
 from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch
+from paceline.runtime.process_memory import can_take_memory
 
 _LIMIT_S = 1800.0
 _NOTHING: Mapping[str, str] = {}

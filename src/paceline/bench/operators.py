@@ -16,7 +16,6 @@ from typing import Any
 from paceline.bench import options as given
 from paceline.bench.groups import GLOO
 from paceline.bench.machine import machine, table_console
-from paceline.bench.memory import can_take_memory
 from paceline.bench.operators_contestants import AXES, PEERS, VARIANTS, Contestant, can_train, opponent, ours
 from paceline.bench.operators_jobs import Job
 from paceline.bench.operators_table import print_tables
@@ -27,6 +26,7 @@ from paceline.bench.workloads import Scale
 from paceline.errors import RecipeError
 from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch
+from paceline.runtime.process_memory import can_take_memory
 
 _LIMIT_S = 3600.0
 _NOTHING: Mapping[str, str] = {}

@@ -18,7 +18,6 @@ from paceline.bench import options as given
 from paceline.bench import pipelines_torch
 from paceline.bench.groups import GLOO
 from paceline.bench.machine import machine, table_console
-from paceline.bench.memory import can_take_memory
 from paceline.bench.pipelines_contestants import Contestant, Cut, Schedule, Setting, Side
 from paceline.bench.pipelines_figures import Seen, bound, compared, of_least, times
 from paceline.bench.pipelines_jobs import Job
@@ -29,6 +28,7 @@ from paceline.bench.turns import SERIAL
 from paceline.bench.workloads import Model, Scale
 from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch
+from paceline.runtime.process_memory import can_take_memory
 
 _LIMIT_S = 3600.0
 _SAME = 1e-4  # losses of all who train the same, relative to each other

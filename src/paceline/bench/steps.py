@@ -17,7 +17,6 @@ from typing import Any
 
 from paceline.bench import options as given
 from paceline.bench.machine import machine, table_console
-from paceline.bench.memory import can_take_memory
 from paceline.bench.results import found
 from paceline.bench.steps_jobs import PARTS, Job, undisturbed
 from paceline.bench.steps_table import print_tables, write_section
@@ -27,6 +26,7 @@ from paceline.errors import RecipeError
 from paceline.plan import Mesh
 from paceline.runtime.job.backend import Choice
 from paceline.runtime.job.launch import launch
+from paceline.runtime.process_memory import can_take_memory
 
 _LIMIT_S = 1800.0
 _NOTHING: Mapping[str, str] = {}

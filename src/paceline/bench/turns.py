@@ -22,9 +22,9 @@ from rich.progress import Progress
 
 from paceline.bench.contestants import Contender, mean_over_ranks
 from paceline.bench.groups import Groups
-from paceline.bench.memory import forget_peak, give_back, memory_bytes, peak_bytes, private_bytes
 from paceline.runtime.job.rendezvous import join
 from paceline.runtime.job.world import STORE_FILE, World
+from paceline.runtime.process_memory import forget_peak, give_back, memory_bytes, peak_bytes, private_bytes
 
 SERIAL = "serial"
 """The name of who trains on rank 0 alone, while the others wait."""

@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.bench.memory import can_take_memory, forget_peak, give_back, memory_bytes, peak_bytes
 from paceline.program.capture import Batch
 from paceline.runtime.figures import known_costs
 from paceline.runtime.interface import ParallelModule
 from paceline.runtime.link_times import known_collectives
 from paceline.runtime.module import PlacedModule
 from paceline.runtime.operator_times import timed_operators
+from paceline.runtime.peers import Peers
 from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.program_cache import default_directory
 from paceline.simulator.measured import KINDS_ALONG, graphs_of, peak_here, simulated, times_here
@@ -36,13 +35,13 @@ from paceline.simulator.simulation import Simulation
 from paceline.simulator.step import Circumstances
 from paceline.train.callbacks import Callback, CheckpointReport, EndReport, StepReport, ValidationReport
 from paceline.train.rundir import write_whole
+from paceline.train.step_memory import StepMemory
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _BUDGET_S = 4.0
 _UNLIKE = 2
 """So many steps at the start are unlike the others: memory is new, and libraries load."""
-_WEIGHED = 3
-"""So many steps are looked at for their memory."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +80,58 @@ def why_not(module: ParallelModule) -> str | None:
     return None
 
 
-def predict(module: ParallelModule, batch: Batch, given: Circumstances) -> Prediction | None:
-    """Return what a step comes to, on rank 0; a collective. Timing what is not known takes a few seconds.
+def prediction_of(module: ParallelModule, batch: Batch, given: Circumstances) -> tuple[Prediction | None, str | None]:
+    """Return the prediction, which rank 0 has, or on all ranks why there is none; a collective.
+
+    No run ends for want of a prediction: what a rank does by itself may fail, and then all go without. Timing what is
+    not known takes a few seconds.
 
     Args:
-        module: placed; see `why_not`.
+        module: that is trained.
         batch: an example of a micro-batch, over all ranks.
         given: what a step depends on beside.
     """
-    device, directory = module.peers.devices[0], default_directory()
-    graphs = graphs_of(module, batch, given)
+    reason = why_not(module)
+    if reason is not None:
+        return None, reason
+    peers = module.peers
+    device, directory = peers.devices[0], default_directory()
+    graphs, error = _tried(lambda: graphs_of(module, batch, given))
+    reason = _agreed(peers, error)
+    if reason is not None or graphs is None:
+        return None, reason
     timed = timed_operators(graphs, device, directory, budget_s=_BUDGET_S, ranks=module.mesh.size)
-    collectives = known_collectives(module.peers, module.mesh, directory, kinds=KINDS_ALONG)
-    if not module.peers.leads:
+    collectives = known_collectives(peers, module.mesh, directory, kinds=KINDS_ALONG)
+
+    def made() -> Prediction | None:
+        if not peers.leads:
+            return None
+        times = times_here(timed, collectives, known_costs(device, directory), peers)
+        found = simulated(module, batch, times, given)
+        return _told(found, peak_here(module, found, times), len(times.operators.missing))  # type: ignore[attr-defined]  # ours
+
+    prediction, error = _tried(made)
+    reason = _agreed(peers, error)
+    return (prediction, None) if reason is None else (None, reason)
+
+
+def _tried(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return what is made, or what was wrong."""
+    try:
+        return make(), None
+    except Exception as error:  # whatever it is: a prediction is not worth a run
+        _log.warning("no prediction of a step", exc_info=error)
+        return None, error
+
+
+def _agreed(peers: Peers, error: Exception | None) -> str | None:
+    """Return why there is no prediction: on every rank, if on any, so that all go on alike. A collective."""
+    failed = torch.tensor([error is not None], dtype=torch.int32, device=peers.devices[0])
+    if not peers.alone:
+        dist.all_reduce(failed, op=dist.ReduceOp.MAX)
+    if not failed.item():
         return None
-    times = times_here(timed, collectives, known_costs(device, directory), module.peers)
-    found = simulated(module, batch, times, given)
-    return _told(found, peak_here(module, found, times), len(times.operators.missing))  # type: ignore[attr-defined]  # ours
+    return "another rank could not tell; its log says why" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _told(simulation: Simulation, peak: int, missing: int) -> Prediction:
@@ -182,58 +216,6 @@ class PredictionTable(Callback):
             self._console.print(f"largest difference: {found['differs_most']}", highlight=False, markup=False)
 
 
-class StepMemory:
-    """The most bytes that tensors take in a step: those before the first, and by how much the process has grown since.
-
-    Args:
-        module: that is trained.
-        optimizer: of its parameters.
-    """
-
-    def __init__(self, module: ParallelModule, optimizer: Optimizer) -> None:
-        self._device = module.peers.devices[0]
-        self._tells = self._device.type == "cpu" and can_take_memory()
-        self._beside = 0
-        if self._tells:
-            give_back()
-            self._beside = memory_bytes() - _held(module, optimizer)
-        self._peers = module.peers
-        self._looking = False
-        self._peaks: list[int] = []
-
-    def after_step(self) -> None:
-        """Look at the step that is over, if the look before was right before it; then get ready for the next."""
-        if not self._tells or len(self._peaks) >= _WEIGHED:
-            return
-        if self._looking:
-            self._peaks.append(peak_bytes())
-        give_back()  # what the C library keeps for later would hide what the next step needs
-        forget_peak()
-        self._looking = True
-
-    def begin_anew(self) -> None:
-        """Something else than a step was done."""
-        self._looking = False
-
-    def most(self) -> int | None:
-        """Return the most bytes of tensors over all ranks; None where nobody could look. A collective."""
-        if self._device.type == "cuda":
-            own = int(torch.cuda.max_memory_allocated(self._device))
-        else:
-            own = max(self._peaks) - self._beside if self._peaks else 0
-        most = torch.tensor([own], device=self._device)
-        if not self._peers.alone:
-            dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return int(most) or None
-
-
-def _held(module: ParallelModule, optimizer: Optimizer) -> int:
-    """Return the bytes of the tensors that are there between steps."""
-    state = [value for kept in optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)]
-    tensors = [*module.parameters(), *module.buffers(), *state]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
-
-
 def compared(
     prediction: Prediction, steps: list[StepReport], peak: int | None, handed_bytes: Mapping[str, int]
 ) -> dict[str, Any]:
@@ -293,15 +275,3 @@ def _row(values: Mapping[str, float | None], scale: float, unit: str) -> tuple[s
     shown = [f"{value * scale:.1f} {unit}" if value is not None else "-" for value in (predicted, measured)]
     difference = f"{predicted / measured - 1:+.1%}" if predicted and measured else ""
     return shown[0], shown[1], difference
-
-
-def prediction_of(module: ParallelModule, batch: Batch, given: Circumstances) -> tuple[Prediction | None, str | None]:
-    """Return the prediction, or why there is none; a collective. No run ends for want of one."""
-    reason = why_not(module)
-    if reason is not None:
-        return None, reason
-    try:
-        return predict(module, batch, given), None
-    except Exception as error:  # whatever it is: a prediction is not worth a run
-        _log.warning("no prediction of a step", exc_info=error)
-        return None, f"{type(error).__name__}: {error}"

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.bench.memory import can_take_memory, forget_peak, give_back, memory_bytes, peak_bytes
 from paceline.runtime.job.world import World
+from paceline.runtime.process_memory import can_take_memory, forget_peak, give_back, memory_bytes, peak_bytes
 from tests.ranks import ranks
 
 MIB = 1 << 20
