@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -57,21 +58,14 @@ class Settings:
         Raises:
             RecipeError: a key or a value is unknown, or a size cannot be divided among the ranks.
         """
-        settings = cls()
-        for key, text in options.items():
-            match key:
-                case "sizes":
-                    settings = replace(settings, sizes=given.byte_counts(key, text))
-                case "ranks":
-                    settings = replace(settings, ranks=given.whole_numbers(key, text, least=2))
-                case "kinds":
-                    settings = replace(settings, kinds=given.names(key, text, list(Kind)))
-                case "rounds":
-                    settings = replace(settings, rounds=given.whole_number(key, text, least=1))
-                case "cluster":
-                    settings = replace(settings, cluster=text)
-                case _:
-                    raise given.unknown(key, list(cls.__dataclass_fields__))
+        readers: dict[str, given.Reader] = {
+            "sizes": given.byte_counts,
+            "ranks": partial(given.whole_numbers, least=2),
+            "kinds": partial(given.names, known=list(Kind)),
+            "rounds": partial(given.whole_number, least=1),
+            "cluster": given.text,
+        }
+        settings = given.settings_with(cls(), options, readers)
         for ranks in settings.ranks:
             for size in settings.sizes:
                 if size % (ranks * DTYPE.itemsize):

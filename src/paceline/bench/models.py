@@ -13,7 +13,8 @@ import json
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -57,28 +58,16 @@ class Settings:
             RecipeError: a key or a value is unknown.
             PlanError: a mesh cannot be read.
         """
-        settings = cls()
-        for key, text in options.items():
-            match key:
-                case "models":
-                    settings = replace(settings, models=given.texts(key, text, cls.models))
-                case "meshes":
-                    meshes = [str(Mesh.parse(mesh)) for mesh in text.split(";")]
-                    settings = replace(settings, meshes=tuple(dict.fromkeys(meshes)))
-                case "schedules":
-                    known = [kind.value for kind in Kind if not kind.is_asynchronous]
-                    settings = replace(settings, schedules=given.texts(key, text, known))
-                case "dtypes":
-                    settings = replace(settings, dtypes=given.texts(key, text, [item.value for item in Precision]))
-                case "jobs":
-                    settings = replace(settings, jobs=given.whole_number(key, text, least=1))
-                case "results":
-                    settings = replace(settings, results=Path(text))
-                case "markdown":
-                    settings = replace(settings, markdown=Path(text))
-                case _:
-                    raise given.unknown(key, list(cls.__dataclass_fields__))
-        return settings
+        readers: dict[str, given.Reader] = {
+            "models": partial(given.texts, known=cls.models),
+            "meshes": given.meshes,
+            "schedules": partial(given.texts, known=[kind.value for kind in Kind if not kind.is_asynchronous]),
+            "dtypes": partial(given.texts, known=[item.value for item in Precision]),
+            "jobs": partial(given.whole_number, least=1),
+            "results": given.path,
+            "markdown": given.path,
+        }
+        return given.settings_with(cls(), options, readers)
 
     @property
     def wanted(self) -> list[tuple[str, str, str]]:

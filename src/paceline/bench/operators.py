@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,28 +55,17 @@ class Settings:
         Raises:
             RecipeError: a key or a value is unknown.
         """
-        settings = cls()
-        for key, text in options.items():
-            match key:
-                case "rounds":
-                    settings = replace(settings, rounds=given.whole_number(key, text, least=1))
-                case "steps":
-                    settings = replace(settings, steps=given.whole_number(key, text, least=1))
-                case "ranks":
-                    settings = replace(settings, ranks=given.whole_number(key, text, least=2))
-                case "models":
-                    settings = replace(settings, models=given.names(key, text, list(Model)))
-                case "peers":
-                    settings = replace(settings, peers=given.names(key, text, list(PEERS)))
-                case "gloo":
-                    settings = replace(settings, gloo=given.yes_or_no(key, text))
-                case "memory":
-                    settings = replace(settings, memory=given.yes_or_no(key, text))
-                case "scale":
-                    settings = replace(settings, scale=given.names(key, text, list(Scale))[0])
-                case _:
-                    raise given.unknown(key, list(cls.__dataclass_fields__))
-        return settings
+        readers: dict[str, given.Reader] = {
+            "rounds": partial(given.whole_number, least=1),
+            "steps": partial(given.whole_number, least=1),
+            "ranks": partial(given.whole_number, least=2),
+            "models": partial(given.names, known=list(Model)),
+            "peers": partial(given.names, known=list(PEERS)),
+            "gloo": given.yes_or_no,
+            "memory": given.yes_or_no,
+            "scale": partial(given.name, known=list(Scale)),
+        }
+        return given.settings_with(cls(), options, readers)
 
     def contestants(self, model: Model) -> tuple[Contestant, ...]:
         """Ours first, so that a start is taken before the peers' libraries are loaded."""

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import RecipeError, nearest
+from paceline.plan import Mesh
+from paceline.runtime.job.backend import Choice
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Name = TypeVar("Name", bound=StrEnum)
+Settings = TypeVar("Settings", bound="DataclassInstance")
+Reader = Callable[[str, str], Any]
+"""Makes a value of a key and its text."""
+
 _UNITS = {"k": 1 << 10, "M": 1 << 20}
+
+
+def settings_with(defaults: Settings, options: Mapping[str, str], readers: Mapping[str, Reader]) -> Settings:
+    """Return settings with what the options say.
+
+    Args:
+        defaults: a frozen data class.
+        options: texts by key.
+        readers: for each key that may be set, what reads its text.
+
+    Raises:
+        RecipeError: a key or a value is unknown.
+    """
+    for key in options:
+        if key not in readers:
+            raise RecipeError(f"unknown setting '{key}'; known: {', '.join(readers)}.{nearest(key, list(readers))}")
+    return replace(defaults, **{key: readers[key](key, text) for key, text in options.items()})
 
 
 def whole_number(key: str, text: str, least: int) -> int:
@@ -57,6 +85,15 @@ def names(key: str, text: str, known: Sequence[Name]) -> tuple[Name, ...]:
     return tuple(by_name[part] for part in texts(key, text, list(by_name)))
 
 
+def name(key: str, text: str, known: Sequence[Name]) -> Name:
+    """Read one name.
+
+    Raises:
+        RecipeError: it is not among those known.
+    """
+    return names(key, text, known)[0]
+
+
 def texts(key: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     """Read words separated by commas; each is returned once.
 
@@ -80,6 +117,29 @@ def yes_or_no(key: str, text: str) -> bool:
     return text == "yes"
 
 
-def unknown(key: str, known: Sequence[str]) -> RecipeError:
-    """Return the error for a setting that a benchmark does not have."""
-    return RecipeError(f"unknown setting '{key}'; known: {', '.join(known)}.{nearest(key, known)}")
+def path(_key: str, text: str) -> Path:
+    """Read the path of a file."""
+    return Path(text)
+
+
+def text(_key: str, text: str) -> str:
+    """Read a text as it is."""
+    return text
+
+
+def backend(_key: str, text: str) -> Choice:
+    """Read what carries tensors between ranks.
+
+    Raises:
+        LaunchError: it is unknown.
+    """
+    return Choice.parse(text)
+
+
+def meshes(_key: str, text: str) -> tuple[str, ...]:
+    """Read meshes separated by semicolons, such as `dp=2;dp=2,tp=2`; each is returned once.
+
+    Raises:
+        PlanError: one cannot be read.
+    """
+    return tuple(dict.fromkeys(str(Mesh.parse(mesh)) for mesh in text.split(";")))

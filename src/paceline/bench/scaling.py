@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,32 +67,19 @@ class Settings:
             RecipeError: a key or a value is unknown, or numbers do not fit together.
             LaunchError: a backend is unknown.
         """
-        settings = cls(ranks=powers_of_two(min(cores(), _MOST_BY_DEFAULT)))
-        for key, text in options.items():
-            match key:
-                case "ranks":
-                    settings = replace(settings, ranks=given.whole_numbers(key, text, least=1))
-                case "predict":
-                    settings = replace(settings, predict=given.whole_numbers(key, text, least=1))
-                case "passes":
-                    settings = replace(settings, passes=given.whole_number(key, text, least=1))
-                case "rounds":
-                    settings = replace(settings, rounds=given.whole_number(key, text, least=1))
-                case "steps":
-                    settings = replace(settings, steps=given.whole_number(key, text, least=1))
-                case "batch":
-                    settings = replace(settings, batch=given.whole_number(key, text, least=1))
-                case "axis":
-                    settings = replace(settings, axis=given.texts(key, text, _AXES)[0])
-                case "backend":
-                    settings = replace(settings, backend=Choice.parse(text))
-                case "scale":
-                    settings = replace(settings, scale=given.names(key, text, list(Scale))[0])
-                case "plot":
-                    check_picture(Path(text))
-                    settings = replace(settings, plot=Path(text))
-                case _:
-                    raise given.unknown(key, list(cls.__dataclass_fields__))
+        readers: dict[str, given.Reader] = {
+            "ranks": partial(given.whole_numbers, least=1),
+            "predict": partial(given.whole_numbers, least=1),
+            "passes": partial(given.whole_number, least=1),
+            "rounds": partial(given.whole_number, least=1),
+            "steps": partial(given.whole_number, least=1),
+            "batch": partial(given.whole_number, least=1),
+            "axis": lambda key, text: given.texts(key, text, _AXES)[0],
+            "backend": given.backend,
+            "scale": partial(given.name, known=list(Scale)),
+            "plot": _picture,
+        }
+        settings = given.settings_with(cls(ranks=powers_of_two(min(cores(), _MOST_BY_DEFAULT))), options, readers)
         settings = replace(settings, ranks=tuple(sorted(settings.ranks)))
         settings.check()
         return settings
@@ -237,3 +225,9 @@ def _limits(fraction: Fitted) -> dict[str, float | None]:
     of = {"value": fraction.fraction, "low": fraction.high, "high": fraction.low}
     limits = {name: amdahl_limit(value) for name, value in of.items()}
     return {name: None if math.isinf(limit) else limit for name, limit in limits.items()}
+
+
+def _picture(_key: str, text: str) -> Path:
+    """Read the path of a picture, and see that one can be drawn there."""
+    check_picture(Path(text))
+    return Path(text)

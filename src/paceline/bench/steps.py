@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -61,30 +62,18 @@ class Settings:
             LaunchError: a backend is.
             PlanError: a mesh cannot be read.
         """
-        settings = cls()
-        for key, text in options.items():
-            match key:
-                case "rounds":
-                    settings = replace(settings, rounds=given.whole_number(key, text, least=1))
-                case "steps":
-                    settings = replace(settings, steps=given.whole_number(key, text, least=1))
-                case "micro_batches":
-                    settings = replace(settings, micro_batches=given.whole_number(key, text, least=1))
-                case "models":
-                    settings = replace(settings, models=given.names(key, text, list(Model)))
-                case "meshes":
-                    settings = replace(settings, meshes=tuple(str(Mesh.parse(mesh)) for mesh in text.split(";")))
-                case "backend":
-                    settings = replace(settings, backend=Choice.parse(text))
-                case "scale":
-                    settings = replace(settings, scale=given.names(key, text, list(Scale))[0])
-                case "memory":
-                    settings = replace(settings, memory=given.yes_or_no(key, text))
-                case "markdown":
-                    settings = replace(settings, markdown=Path(text))
-                case _:
-                    raise given.unknown(key, list(cls.__dataclass_fields__))
-        return settings
+        readers: dict[str, given.Reader] = {
+            "rounds": partial(given.whole_number, least=1),
+            "steps": partial(given.whole_number, least=1),
+            "micro_batches": partial(given.whole_number, least=1),
+            "models": partial(given.names, known=list(Model)),
+            "meshes": given.meshes,
+            "backend": given.backend,
+            "scale": partial(given.name, known=list(Scale)),
+            "memory": given.yes_or_no,
+            "markdown": given.path,
+        }
+        return given.settings_with(cls(), options, readers)
 
     def by_ranks(self) -> dict[int, tuple[str, ...]]:
         """Return the meshes by how many ranks they have: those of one size are measured in one job, in turn."""

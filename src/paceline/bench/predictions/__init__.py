@@ -57,20 +57,18 @@ class Settings:
         Raises:
             RecipeError: a key or a value is unknown, or no file is named.
         """
-        known = ("data", "fit_rows", "markdown", "profiles", "rows")
-        for key in options:
-            if key.replace("-", "_") not in known:
-                raise given.unknown(key, known)
-        values = {key.replace("-", "_"): text for key, text in options.items()}
-        if "data" not in values:
+        readers: dict[str, given.Reader] = {
+            "data": given.path,
+            "fit_rows": given.text,
+            "markdown": given.path,
+            "profiles": given.path,
+            "rows": given.yes_or_no,
+        }
+        options = {key.replace("-", "_"): text for key, text in options.items()}
+        settings = given.settings_with(cls(data=Path()), options, readers)
+        if "data" not in options:
             raise RecipeError("which published runs? Name a file of them: paceline bench predictions --data FILE.csv.")
-        return cls(
-            data=Path(values["data"]),
-            fit_rows=values.get("fit_rows"),
-            markdown=Path(values["markdown"]) if "markdown" in values else None,
-            profiles=Path(values["profiles"]) if "profiles" in values else None,
-            rows=given.yes_or_no("rows", values.get("rows", "no")),
-        )
+        return settings
 
 
 def main(options: dict[str, str]) -> dict[str, Any]:
