@@ -53,7 +53,7 @@ def test_a_step_takes_what_its_calls_take() -> None:
     forward, backward = graphs[:2]
     for name, graph in (("forward", forward), ("backward", backward)):
         assert found.phases[name] == pytest.approx(sum(is_timed(node) for node in graph.nodes) * SECOND)
-    assert not times.operators.missing  # type: ignore[attr-defined]  # ours
+    assert not times.operators.missing
     assert found.peak.bytes > 0
 
 
@@ -74,7 +74,7 @@ def test_collectives_and_messages_are_those_that_were_given() -> None:
 
 def test_a_module_without_a_program_is_refused() -> None:
     with pytest.raises(PlanError, match="fallback"):
-        graphs_of(nn.Linear(2, 2), {}, Circumstances())  # type: ignore[arg-type]
+        graphs_of(nn.Linear(2, 2), {}, Circumstances())
 
 
 def test_turns_in_which_others_ran_are_left_out() -> None:

@@ -38,7 +38,7 @@ def test_it_names_the_best_interval_and_the_formulas() -> None:
 def test_the_object_has_a_policy_for_each_number_of_spares() -> None:
     values = told("--spares", "0,100", "--repair-hours", "5", "--intervals-s", "300,900", "--days", "20")
     assert values["devices"] == 16384 and values["runs"] == 3 and values["checkpoint_s"] == 30
-    without, many = values["policies"]  # type: ignore[misc]
+    without, many = values["policies"]
     assert (without["spares"], many["spares"]) == (0, 100)
     assert [row["interval_s"] for row in without["intervals"]] == [300, 900]
     for policy in (without, many):
@@ -58,10 +58,10 @@ def test_options_reach_the_simulation() -> None:
 
     assert mean("--failures-per-device-hour", "1e-3") == pytest.approx(3600 / 16.384)
     planned = told("--announced", "1", "--days", "5", "--intervals-s", "600")["policies"]
-    assert planned[0]["best"]["shares"]["lost"] == 0  # type: ignore[index]
+    assert planned[0]["best"]["shares"]["lost"] == 0
     slow = told("--write-s", "300", "--detect-s", "900", "--days", "5")
     assert slow["write_s"] == 300
-    assert min(row["interval_s"] for row in slow["policies"][0]["intervals"]) >= 300  # type: ignore[index]
+    assert min(row["interval_s"] for row in slow["policies"][0]["intervals"]) >= 300
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

@@ -140,7 +140,7 @@ def test_a_bucket_in_shared_memory_costs_the_copies_of_what_no_product_makes() -
     timed = {key_of(bucket): 5.0}
     assert MeasuredOperators(timed, lambda node: 1.0).seconds(bucket) == 5.0
     asked: list[Node] = []
-    shared = MeasuredOperators(timed, lambda node: asked.append(node) or 1.0, shares_memory=True)  # type: ignore[func-returns-value]
+    shared = MeasuredOperators(timed, lambda node: asked.append(node) or 1.0, shares_memory=True)
     assert shared.seconds(bucket) == 1.0 and asked == [flat[1]]
 
 

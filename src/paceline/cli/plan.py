@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import plan_search, plan_stages
+from paceline.cli.chosen import Changes, Factory, ZeroStage, chosen_plan
 from paceline.cli.options import (
     Boundaries,
     Chunks,
@@ -18,11 +19,10 @@ from paceline.cli.options import (
     Schedule,
     Sets,
     assignments,
-    pipeline_with,
 )
 from paceline.cli.output import write_json
 from paceline.errors import RecipeError
-from paceline.plan import Axis, Mesh, Pin, Plan
+from paceline.plan import Axis
 
 if TYPE_CHECKING:
     from paceline.train.recipe import Recipe
@@ -32,14 +32,12 @@ _WIDTH = 100
 
 def plan(
     recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="Recipe whose step is planned.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="FACTORY", help="Your own module instead of a recipe's.")] = None,
+    model: Factory = None,
     mesh: Annotated[str | None, typer.Option(metavar="MESH", help="Ranks, such as fsdp=2 or dp=2,tp=2.")] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also list parameters, activations and all that moves.")
     ] = False,
-    zero_stage: Annotated[
-        int | None, typer.Option(min=2, max=3, help="What fsdp does between forward and backward.")
-    ] = None,
+    zero_stage: ZeroStage = None,
     schedule: Schedule = None,
     micro_batches: MicroBatches = None,
     chunks: Chunks = None,
@@ -109,19 +107,8 @@ def plan(
         plan_search.search(_recipe(recipe, sets, batch), model, wish, console, json_file)
         return
     assert mesh is not None
-    loaded = None
-    if recipe is not None:
-        from paceline.train.recipe import load_recipe
-
-        pieces = [] if micro_batches is None else [f"train.micro_batches={micro_batches}"]
-        loaded = load_recipe(recipe, [*assignments(sets, mesh, pins=pins), *pieces])
-        chosen, micro_batches = loaded.plan(), None
-    else:
-        chosen = Plan(Mesh.parse(mesh), pins=tuple(map(Pin.parse, pins or [])))
-    chosen = chosen.with_(
-        zero_stage=zero_stage or chosen.zero_stage,
-        recompute=recompute or chosen.recompute,
-        pipeline=pipeline_with(chosen.pipeline, schedule, micro_batches, chunks, boundaries),
+    loaded, chosen = chosen_plan(
+        recipe, Changes(mesh, zero_stage, recompute, schedule, micro_batches, chunks, boundaries, sets, pins)
     )
     with console.status("importing") as status:
         if partition or Axis.PP.value in chosen.mesh.names:

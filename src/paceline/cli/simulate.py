@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.chosen import Changes, Factory, ZeroStage, chosen_plan
 from paceline.cli.options import (
     Boundaries,
     Chunks,
@@ -16,12 +17,10 @@ from paceline.cli.options import (
     RecomputeOption,
     Schedule,
     Sets,
-    assignments,
-    pipeline_with,
 )
 from paceline.cli.output import write_json
 from paceline.errors import PlanError, RecipeError
-from paceline.plan import Mesh, Pin, Plan
+from paceline.plan import Mesh, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,15 +34,13 @@ _WIDTH = 120
 
 def simulate(
     recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="Recipe whose step is simulated.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="FACTORY", help="Your own module instead of a recipe's.")] = None,
+    model: Factory = None,
     mesh: Annotated[str | None, typer.Option(metavar="MESH", help="Ranks, such as fsdp=2 or dp=2,pp=2.")] = None,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE", help="Where; by default this machine as calibrate found it, else laptop."),
     ] = None,
-    zero_stage: Annotated[
-        int | None, typer.Option(min=2, max=3, help="What fsdp does between forward and backward.")
-    ] = None,
+    zero_stage: ZeroStage = None,
     schedule: Schedule = None,
     micro_batches: MicroBatches = None,
     chunks: Chunks = None,
@@ -77,19 +74,8 @@ def simulate(
     if not console.is_terminal:
         console = Console(width=_WIDTH, stderr=str(json_file) == "-")
     slowness = dict(map(_slow, slow or []))
-    loaded = None
-    if recipe is not None:
-        from paceline.train.recipe import load_recipe
-
-        pieces = [] if micro_batches is None else [f"train.micro_batches={micro_batches}"]
-        loaded = load_recipe(recipe, [*assignments(sets, mesh, pins=pins), *pieces])
-        chosen, micro_batches = loaded.plan(), None
-    else:
-        chosen = Plan(Mesh.parse(mesh or ""), pins=tuple(map(Pin.parse, pins or [])))
-    chosen = chosen.with_(
-        zero_stage=zero_stage or chosen.zero_stage,
-        recompute=recompute or chosen.recompute,
-        pipeline=pipeline_with(chosen.pipeline, schedule, micro_batches, chunks, boundaries),
+    loaded, chosen = chosen_plan(
+        recipe, Changes(mesh, zero_stage, recompute, schedule, micro_batches, chunks, boundaries, sets, pins)
     )
     _check_slow(slowness, chosen.mesh)
     with console.status("importing") as status:

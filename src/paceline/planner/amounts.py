@@ -148,7 +148,7 @@ def _reader(node: Node) -> Node:
     """
     for user in node.users:
         value = user.meta.get("val")
-        if isinstance(value, Tensor) and value.shape == results(node)[0].shape:  # type: ignore[union-attr]
+        if isinstance(value, Tensor) and value.shape == results(node)[0].shape:  # type: ignore[union-attr]  # one tensor
             return user
     return node
 

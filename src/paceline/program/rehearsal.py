@@ -69,11 +69,11 @@ def _rehearse(module: nn.Module, batch: Batch, sets: Sequence[_Watched], autocas
         rehearse(module, batch, traces, autocast)
 
 
-class _Traces(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Traces(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
     """Writes down what is called, for each of the modules that are being called."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self._open: list[list[Hashable]] = []
 
     @contextlib.contextmanager

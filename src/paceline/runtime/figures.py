@@ -6,8 +6,6 @@ costs are round figures. A figure that is there is not measured again: a plan sh
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,12 +18,12 @@ import torch.distributed as dist
 from paceline.placement.costs import Costs
 from paceline.placement.machine import Links, Machine, links_from_json, links_to_json
 from paceline.plan import Plan
+from paceline.runtime.kept import Kept
 from paceline.runtime.peers import Peers
-from paceline.runtime.program_cache import read_ours, write_atomically
 from paceline.runtime.timing import measured_links, measured_machine, processor
 
-_log = logging.getLogger(__name__)
 _FILE = "machine-1.json"
+_MACHINES, _LINKS = "machines", "links"
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 T = TypeVar("T")
 
@@ -38,20 +36,20 @@ class Figures:
     """
 
     def __init__(self, directory: Path | None) -> None:
-        self._path = None if directory is None else directory / _FILE
+        self._kept = Kept(directory, _FILE)
 
     def machine(self, device: torch.device) -> Machine | None:
         """Return the rates of operators on a device like this one, without links."""
-        return _parsed(Machine.from_json, self._section("machines").get(key_of_device(device)))
+        return _parsed(Machine.from_json, self._kept.section(_MACHINES).get(key_of_device(device)))
 
     def links(self, device: torch.device, way: str) -> dict[int, Links]:
         """Return what collectives take by the number of ranks, where these are connected in some way."""
-        return _parsed(_links, self._section("links").get(f"{key_of_device(device)}, {way}")) or {}
+        return _parsed(_links, self._kept.section(_LINKS).get(f"{key_of_device(device)}, {way}")) or {}
 
     def latest(self, device: torch.device) -> Machine | None:
         """Return what was measured last on a device like this one, by however many threads and ranks of any job."""
-        machines = [data for key, data in self._section("machines").items() if key.startswith(_name(device))]
-        ways = [data for key, data in self._section("links").items() if key.startswith(_name(device))]
+        machines = [data for key, data in self._kept.section(_MACHINES).items() if key.startswith(_name(device))]
+        ways = [data for key, data in self._kept.section(_LINKS).items() if key.startswith(_name(device))]
         machine = _parsed(Machine.from_json, machines[-1]) if machines else None
         links: dict[int, Links] = {}
         for way in ways:
@@ -60,23 +58,9 @@ class Figures:
 
     def store(self, device: torch.device, machine: Machine, way: str, links: Mapping[int, Links]) -> None:
         """Keep figures; where that is impossible the log says so."""
-        if self._path is None:
-            return
         kept = {str(parts): links_to_json(found) for parts, found in links.items()}
-        machines = self._section("machines") | {key_of_device(device): machine.to_json()}
-        ways = self._section("links") | {f"{key_of_device(device)}, {way}": kept}
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps({"machines": machines, "links": ways}, indent=1).encode())
-        except OSError as error:
-            _log.warning("the figures of this machine are not kept: %s", error)
-
-    def _section(self, name: str) -> dict[str, Any]:
-        try:
-            content = None if self._path is None else read_ours(self._path)
-            return {} if content is None else dict(json.loads(content)[name])
-        except _MALFORMED:  # there is none, or it is damaged: what is measured next replaces it
-            return {}
+        self._kept.store(_MACHINES, self._kept.section(_MACHINES) | {key_of_device(device): machine.to_json()})
+        self._kept.store(_LINKS, self._kept.section(_LINKS) | {f"{key_of_device(device)}, {way}": kept})
 
 
 def known_costs(device: torch.device, directory: Path | None) -> Costs:

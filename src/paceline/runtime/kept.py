@@ -42,7 +42,7 @@ class Kept:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._path, json.dumps(content, indent=0).encode())
         except OSError as error:
-            _log.warning("%s is not kept: %s", self._path, error)
+            _log.warning("the figures of this machine are not kept: %s", error)
 
     def _content(self) -> dict[str, Any]:
         try:

@@ -15,18 +15,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.fx import Graph
 
 from paceline.errors import PlanError
+from paceline.placement.redistribute import Collective
 from paceline.plan import Mesh
-from paceline.program.fake import fake_mode
-from paceline.runtime import collectives
 from paceline.runtime.binding import AxisGroup
 from paceline.runtime.executor import Executor
 from paceline.runtime.exemplars import clock_of
 from paceline.runtime.figures import key_of_device, way_between_ranks
 from paceline.runtime.kept import Kept
 from paceline.runtime.peers import Peers
+from paceline.runtime.timing import exchange_graph, given_to
 from paceline.shm import Exchange
 
 SIZES = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -164,12 +163,13 @@ class _Ways:
         shared = self._group.shared if self._device.type == "cpu" else None
         if shared is not None:
             return self._in_memory(shared, kind, count)
-        given = self._given(kind, count)
-        run = self._executor.prepare(_graph(kind, given, self._axis, self._parts), {})
+        given = given_to(Collective(kind), count, self._parts, self._device)
+        name = "all_reduce_in_place" if kind == "all_reduce" and self._axis in _OF_GRADIENTS else kind
+        run = self._executor.prepare(exchange_graph(name, given, self._axis, self._parts), {})
         return lambda: run([[given]])
 
     def _in_memory(self, exchange: Exchange, kind: str, count: int) -> Callable[[], object]:
-        given, parts = self._given(kind, count), self._parts
+        given, parts = given_to(Collective(kind), count, self._parts, self._device), self._parts
         if kind == "all_gather" and self._axis in _HOLDING:
             return exchange.fence
         if kind == "reduce_scatter":
@@ -182,17 +182,6 @@ class _Ways:
             "all_to_all": exchange.all_to_all,
         }[kind]
         return lambda: start(given).wait()
-
-    def _given(self, kind: str, count: int) -> Tensor:
-        """What a rank gives where the whole tensor has `count` elements."""
-        parts = self._parts
-        shape = {
-            "all_reduce": (count,),
-            "reduce_scatter": (parts, count // parts),
-            "all_gather": (count // parts,),
-            "all_to_all": (parts, count // parts**2),
-        }[kind]
-        return torch.zeros(shape, device=self._device)
 
     def _send(self, x: Tensor) -> Callable[[], object]:
         """Every rank sends to the next one, and receives from the one before."""
@@ -225,18 +214,3 @@ def _measure(call: Callable[[], object], nbytes: int, device: torch.device) -> f
     slowest = torch.tensor(found, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(torch.quantile(slowest, 0.25))
-
-
-def _graph(kind: str, given: Tensor, axis: str, parts: int) -> Graph:
-    """Return a graph that starts a collective and waits for it."""
-    in_place = kind == "all_reduce" and axis in _OF_GRADIENTS
-    start = collectives.FUNCTIONS["all_reduce_in_place" if in_place else kind]
-    graph = Graph()
-    x = graph.placeholder("x")
-    started = graph.call_function(start, (x, axis, parts))
-    waited = graph.call_function(collectives.wait, (started,))
-    graph.output((waited,))
-    with fake_mode():
-        x.meta["val"] = torch.empty(given.shape, device=given.device)
-        started.meta["val"] = waited.meta["val"] = start(x.meta["val"], axis, parts)
-    return graph

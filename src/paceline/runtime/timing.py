@@ -119,8 +119,8 @@ def _once(work: Callable[[], object], device: torch.device) -> float:
 def _link(executor: Executor, kind: Collective, axis: str, parts: int, device: torch.device) -> Link:
     times, sizes = [], []
     for count, repeat in (_SMALL, _LARGE):
-        x = _given(kind, count, parts, device)
-        run = executor.prepare(_exchange(kind, x, axis, parts), {})
+        x = given_to(kind, count, parts, device)
+        run = executor.prepare(exchange_graph(kind.value, x, axis, parts), {})
         found = [_once(lambda run=run, x=x: run([[x]]), device) for _ in range(repeat)]  # type: ignore[misc]  # bound early
         times.append(min(found))
         sizes.append(4 * count)
@@ -128,8 +128,8 @@ def _link(executor: Executor, kind: Collective, axis: str, parts: int, device: t
     return Link(two_digits(times[0]), two_digits(per_byte))
 
 
-def _given(kind: Collective, count: int, parts: int, device: torch.device) -> Tensor:
-    """What a rank gives where the whole tensor has `count` elements."""
+def given_to(kind: Collective, count: int, parts: int, device: torch.device) -> Tensor:
+    """Return what a rank gives where the whole tensor has `count` elements, or nearly so many."""
     count -= count % parts**2
     match kind:
         case Collective.ALL_REDUCE:
@@ -142,8 +142,9 @@ def _given(kind: Collective, count: int, parts: int, device: torch.device) -> Te
             return torch.ones(parts, count // parts**2, device=device)
 
 
-def _exchange(kind: Collective, given: Tensor, axis: str, parts: int) -> Graph:
-    start = collectives.FUNCTIONS[kind.value]
+def exchange_graph(name: str, given: Tensor, axis: str, parts: int) -> Graph:
+    """Return a graph that starts a collective of `runtime.collectives.FUNCTIONS` and waits for it."""
+    start = collectives.FUNCTIONS[name]
     graph = Graph()
     x = graph.placeholder("x")
     started = graph.call_function(start, (x, axis, parts))

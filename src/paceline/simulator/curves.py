@@ -29,7 +29,7 @@ def check_picture(file: Path) -> None:
     if file.suffix not in _FORMATS:
         raise RecipeError(f"{file} is no picture; curves are drawn as {' or '.join(_FORMATS)}.")
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401  (whether it is there)
     except ImportError as error:
         raise RecipeError("drawing curves needs matplotlib: pip install paceline[viz].") from error
 

@@ -74,7 +74,7 @@ def test_figures_belong_together() -> None:
 
 
 def test_a_closer_look_decides_the_order_and_what_fits() -> None:
-    def contrary(asked: Question):  # type: ignore[no-untyped-def]
+    def contrary(asked: Question):
         def look(one: Candidate) -> Candidate:
             full = one.number("tp") == 1
             return replace(one, step_s=1 / one.step_s, memory={"parameters": 1e15} if full else one.memory)
