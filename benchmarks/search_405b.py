@@ -13,8 +13,8 @@ from paceline.cluster.files import load
 from paceline.planner.search.fitting import fitting
 from paceline.planner.search.question import question
 from paceline.planner.search.ranking import search
-from paceline.simulator.estimate import estimate
-from paceline.simulator.transformer import transformer
+from paceline.simulator.closed_form.estimate import estimate
+from paceline.simulator.closed_form.transformer import transformer
 
 DEVICES, BATCH = 16384, 2048
 

@@ -12,8 +12,8 @@ from paceline.bench.predictions.predicted import described
 from paceline.bench.predictions.rows import read_rows
 from paceline.bench.predictions.samples import Sample, samples_of
 from paceline.cluster.files import load
-from paceline.simulator.estimate import estimate
-from paceline.simulator.scale import simulate_layout
+from paceline.simulator.closed_form.estimate import estimate
+from paceline.simulator.scale.layout import simulate_layout
 
 DATA = Path(__file__).parents[2] / "../shared/data/measured_runs.csv"
 SOURCES = {"Megatron-LM 2021, Table 1": "images/cases", "DGX Cloud, Llama 3": "llama3."}

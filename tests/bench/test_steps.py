@@ -21,9 +21,9 @@ from paceline.plan import Mesh, PipelinePlan, Plan
 from paceline.runtime.link_times import MeasuredCollectives
 from paceline.runtime.module import ParallelModule, parallelize
 from paceline.runtime.operator_calls import is_timed, key_of
-from paceline.simulator.measured import graphs_of, simulated, times_here
-from paceline.simulator.memory import Held, Memory, Storage
-from paceline.simulator.step import Circumstances
+from paceline.simulator.placed.measured import graphs_of, simulated, times_here
+from paceline.simulator.placed.memory import Held, Memory, Storage
+from paceline.simulator.placed.step import Circumstances
 
 CPU = [torch.device("cpu")]
 SECOND = 1.0

@@ -16,9 +16,9 @@ from paceline.planner.workload import workload_of, workload_of_program
 from paceline.program.capture import capture
 from paceline.program.repeated import RepeatedProgram
 from paceline.program.without_data import build_without_data
-from paceline.simulator.estimate import model_flops
+from paceline.simulator.closed_form.estimate import model_flops
+from paceline.simulator.closed_form.transformer import transformer
 from paceline.simulator.layouts import Layouts
-from paceline.simulator.transformer import transformer
 from paceline.simulator.workload import Along, Amount, Block, Collective, Kind, Recompute, Workload
 from recipes import gpt as recipe
 

@@ -15,8 +15,8 @@ from torch import nn
 from paceline.plan import Mesh, Plan
 from paceline.runtime.module import parallelize
 from paceline.runtime.operator_times import OperatorFile
-from paceline.simulator.measured import handed_bytes
-from paceline.simulator.step import Circumstances
+from paceline.simulator.placed.measured import handed_bytes
+from paceline.simulator.placed.step import Circumstances
 from paceline.train.callbacks import EndReport, StepReport
 from paceline.train.prediction import (
     Prediction,

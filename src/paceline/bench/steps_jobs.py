@@ -40,10 +40,10 @@ from paceline.runtime.job.world import World
 from paceline.runtime.link_times import MeasuredCollectives
 from paceline.runtime.module import parallelize
 from paceline.runtime.program_cache import default_directory
-from paceline.simulator.measured import collectives_of, graphs_of, peak_here, simulated, times_here
-from paceline.simulator.simulation import Simulation
-from paceline.simulator.step import Circumstances
-from paceline.simulator.workspace import MeasuredWorkspaces
+from paceline.simulator.placed.measured import collectives_of, graphs_of, peak_here, simulated, times_here
+from paceline.simulator.placed.simulation import Simulation
+from paceline.simulator.placed.step import Circumstances
+from paceline.simulator.placed.workspace import MeasuredWorkspaces
 
 _CPU = torch.device("cpu")
 _FIRST_STEPS = 2

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from paceline.simulator.weeks import Policy, Weeks
+    from paceline.simulator.outages.weeks import Policy, Weeks
 
 _WIDTH = 130
 _HOUR_S, _DAY_S = 3600.0, 86400.0
@@ -69,8 +69,8 @@ def goodput(
     """
     from paceline.cluster.files import load
     from paceline.simulator.curves import check_picture
-    from paceline.simulator.failures import Checkpoints, Interruptions, Recovery
-    from paceline.simulator.weeks import compare
+    from paceline.simulator.outages.failures import Checkpoints, Interruptions, Recovery
+    from paceline.simulator.outages.weeks import compare
 
     if out is not None:
         check_picture(out)

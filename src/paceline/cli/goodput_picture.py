@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.simulator.curves import COLOURS, INK, PALE, legend_below, logarithmic, panels, save
-from paceline.simulator.weeks import Weeks
+from paceline.simulator.outages.weeks import Weeks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

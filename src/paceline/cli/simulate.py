@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.cluster.cluster import Cluster
-    from paceline.simulator.simulation import Simulation
+    from paceline.simulator.placed.simulation import Simulation
     from paceline.train.recipe import Recipe
 
 _WIDTH = 120
@@ -105,7 +105,7 @@ def _simulated(
         return simulate_recipe(loaded, plan, cluster=cluster, slowness=slowness, tell=tell)
     from paceline.planner.simulated import simulate as simulated
     from paceline.program.build import build, checked_batch
-    from paceline.simulator.step import Circumstances
+    from paceline.simulator.placed.step import Circumstances
 
     assert model is not None
     tell("building the module")

@@ -24,12 +24,12 @@ from paceline.runtime.planning import in_modes, training_modes
 from paceline.runtime.program_cache import default_directory
 from paceline.runtime.step import schedule
 from paceline.simulator.calibration.calibrate import default_path
-from paceline.simulator.modelled import modelled_times, slow_ranks
-from paceline.simulator.pipeline import simulate_pipeline
-from paceline.simulator.simulation import Simulation
-from paceline.simulator.step import Circumstances, simulate_step
-from paceline.simulator.times import Times
-from paceline.simulator.workspace import MeasuredWorkspaces
+from paceline.simulator.placed.modelled import modelled_times, slow_ranks
+from paceline.simulator.placed.pipeline import simulate_pipeline
+from paceline.simulator.placed.simulation import Simulation
+from paceline.simulator.placed.step import Circumstances, simulate_step
+from paceline.simulator.placed.times import Times
+from paceline.simulator.placed.workspace import MeasuredWorkspaces
 
 _LAPTOP = "laptop"
 

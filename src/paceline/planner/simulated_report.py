@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from paceline.planner import printing, words
-from paceline.simulator.memory import Held, Peak
-from paceline.simulator.simulation import RankTold, Simulation
+from paceline.simulator.placed.memory import Held, Peak
+from paceline.simulator.placed.simulation import RankTold, Simulation
 
 _LISTED = 6
 _TOLD = (Held.PARAMETERS, Held.GRADIENTS, Held.OPTIMIZER, Held.ACTIVATIONS)

@@ -68,7 +68,7 @@ class MeasuredCollectives:
     points: Mapping[str, Mapping[str, Points]]
 
     def seconds(self, kind: str, nbytes: int, axis: str) -> float:
-        """Return the seconds of a collective from the moment at which all ranks have begun; see `simulator.times`.
+        """Return the seconds of a collective from the moment at which all ranks have begun.
 
         Raises:
             PlanError: it was not measured.

@@ -18,8 +18,8 @@ from paceline.planner.flow import Flow
 from paceline.planner.simulated import simulate_flow
 from paceline.planner.workload import workload_of
 from paceline.program.without_data import build_without_data
-from paceline.simulator.simulation import Simulation
-from paceline.simulator.step import Circumstances
+from paceline.simulator.placed.simulation import Simulation
+from paceline.simulator.placed.step import Circumstances
 from paceline.simulator.workload import Workload
 from paceline.train.data import Batch, Loader, open_source
 from paceline.train.model import InFloat64, build_module

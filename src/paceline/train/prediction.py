@@ -30,9 +30,9 @@ from paceline.runtime.operator_times import timed_operators
 from paceline.runtime.peers import Peers
 from paceline.runtime.pipeline.module import PipelinedModule
 from paceline.runtime.program_cache import default_directory
-from paceline.simulator.measured import KINDS_ALONG, graphs_of, peak_here, simulated, times_here
-from paceline.simulator.simulation import Simulation
-from paceline.simulator.step import Circumstances
+from paceline.simulator.placed.measured import KINDS_ALONG, graphs_of, peak_here, simulated, times_here
+from paceline.simulator.placed.simulation import Simulation
+from paceline.simulator.placed.step import Circumstances
 from paceline.train.callbacks import Callback, CheckpointReport, EndReport, StepReport, ValidationReport
 from paceline.train.rundir import write_whole
 from paceline.train.step_memory import StepMemory

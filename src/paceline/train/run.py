@@ -24,8 +24,8 @@ from paceline.program.factory import load_factory
 from paceline.runtime.job.rendezvous import World, join
 from paceline.runtime.module import ParallelModule, PlacedModule, parallelize
 from paceline.runtime.pipeline.module import PipelinedModule
-from paceline.simulator.measured import handed_bytes
-from paceline.simulator.workspace import MeasuredWorkspaces
+from paceline.simulator.placed.measured import handed_bytes
+from paceline.simulator.placed.workspace import MeasuredWorkspaces
 from paceline.train.asynchronous import AsynchronousTrainer, VersionLog
 from paceline.train.callbacks import Callback, EndReport
 from paceline.train.checkpoint import Checkpointer, export_safetensors

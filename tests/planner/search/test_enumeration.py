@@ -13,7 +13,7 @@ from paceline.planner.search.enumeration import in_all_ways, leanest_layouts
 from paceline.planner.search.fitting import fitting
 from paceline.planner.search.question import question
 from paceline.schedule import make
-from paceline.simulator.footprint import footprint
+from paceline.simulator.closed_form.footprint import footprint
 from paceline.simulator.layouts import SCHEDULES, Layouts
 from paceline.simulator.workload import Along, Recompute
 from tests.planner.search.tiny import asked, cluster, workload

@@ -19,8 +19,8 @@ from paceline.planner.search.ranking import Ranking, search
 from paceline.planner.search.reasons import why_not
 from paceline.planner.search.report import to_json
 from paceline.planner.search.tables import print_ranking
-from paceline.simulator.estimate import estimate
-from paceline.simulator.footprint import footprint
+from paceline.simulator.closed_form.estimate import estimate
+from paceline.simulator.closed_form.footprint import footprint
 from paceline.simulator.workload import Recompute
 from tests.planner.search.tiny import cluster, workload
 

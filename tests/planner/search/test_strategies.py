@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cluster.fabric import Fabric, Level
 from paceline.planner.search.strategies import Pure, Strategy, parameter_elements, strategies
-from paceline.simulator.estimate import estimate
+from paceline.simulator.closed_form.estimate import estimate
 from paceline.simulator.layouts import Layouts
 from tests.planner.search.tiny import cluster, workload
 

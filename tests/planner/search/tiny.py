@@ -8,7 +8,7 @@ from typing import Any
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.files import load
 from paceline.planner.search.question import Question, question
-from paceline.simulator.transformer import transformer
+from paceline.simulator.closed_form.transformer import transformer
 from paceline.simulator.workload import Workload
 
 

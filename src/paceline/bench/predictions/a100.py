@@ -18,8 +18,8 @@ from paceline.bench.predictions.predicted import described, grouped, predictions
 from paceline.bench.predictions.samples import Sample
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.files import load
-from paceline.simulator.choosing import spread_out
-from paceline.simulator.kriging import LAYOUTS, coordinates
+from paceline.simulator.closed_form.choosing import spread_out
+from paceline.simulator.closed_form.kriging import LAYOUTS, coordinates
 
 SEVERAL_HOSTS, ONE_HOST, TABLE = "ground_truth_multi", "ground_truth_single", "cases_april2021"
 """By which sources are known: vTrain's runs on several hosts and on one, and Table 1 of Megatron-LM."""

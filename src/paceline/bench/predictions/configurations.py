@@ -61,7 +61,7 @@ class Configuration:
         model: what was trained.
         split: how.
         precision: of products, by name.
-        fused, dropout: as in `simulator.transformer`.
+        fused, dropout: as in `simulator.closed_form.transformer`.
         recompute, regions, zero, overlap: as in `simulator.layouts`.
         notes: what the row's notes say.
         assumed: columns that nothing in the row fixes, so that the practice of its source stands for them.

@@ -19,7 +19,7 @@ from paceline.bench.predictions.samples import Sample
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.rates import Rates
 from paceline.errors import DataError
-from paceline.simulator.fitting import PRIORS, Fitted, Measured, fit, with_rates
+from paceline.simulator.closed_form.fitting import PRIORS, Fitted, Measured, fit, with_rates
 
 NONE = "none"
 _HOLD = 0.025

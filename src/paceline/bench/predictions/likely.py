@@ -9,7 +9,7 @@ from paceline.bench.predictions.configurations import Configuration
 from paceline.bench.predictions.predicted import described, predictions
 from paceline.bench.predictions.samples import Sample
 from paceline.cluster.cluster import Cluster
-from paceline.simulator.footprint import footprint
+from paceline.simulator.closed_form.footprint import footprint
 
 _COLUMN = "micro_batch"
 _MOST = 16

@@ -11,8 +11,8 @@ from paceline.bench.predictions.configurations import Configuration
 from paceline.bench.predictions.readings import Quantity
 from paceline.bench.predictions.samples import Sample
 from paceline.cluster.cluster import Cluster
-from paceline.simulator.estimates import Footprint
-from paceline.simulator.footprint import footprint, footprints_of_ends
+from paceline.simulator.closed_form.estimates import Footprint
+from paceline.simulator.closed_form.footprint import footprint, footprints_of_ends
 from paceline.simulator.layouts import Layouts
 from paceline.simulator.workload import Numbers, Recompute, Workload
 

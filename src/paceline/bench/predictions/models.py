@@ -27,7 +27,7 @@ _BERT_WORDS = 30522
 
 @dataclass(frozen=True)
 class Model:
-    """A Transformer, as `simulator.transformer` describes it.
+    """A Transformer, as `simulator.closed_form.transformer` describes it.
 
     Attributes:
         name: as the row has it.

@@ -32,7 +32,7 @@ class Practice:
         pads_alone: it is so where features are not split, too.
         vocabulary: words, where a row does not say.
         interleaves: pipelines that do not say have a stage for each layer.
-        scattered: as in `simulator.transformer`.
+        scattered: as in `simulator.closed_form.transformer`.
         last_rank: memory is the last rank's, not the highest.
         workspaces: the libraries' own buffers are part of memory (cuBLAS, Transformer Engine).
         layers_alone: memory is that of the layers, without embedding and head.

@@ -11,9 +11,9 @@ from paceline.bench.predictions.configurations import Configuration
 from paceline.bench.predictions.memory import bytes_of
 from paceline.bench.predictions.samples import Sample
 from paceline.cluster.cluster import Cluster
-from paceline.simulator.estimate import estimate
+from paceline.simulator.closed_form.estimate import estimate
+from paceline.simulator.closed_form.transformer import transformer
 from paceline.simulator.layouts import SCHEDULES, Layouts
-from paceline.simulator.transformer import transformer
 from paceline.simulator.workload import Numbers, Precision, Workload
 
 

@@ -14,7 +14,7 @@ from paceline.bench.predictions.identity import DIGITS
 from paceline.bench.predictions.samples import Sample
 from paceline.cluster.rates import Rates
 from paceline.errors import DataError
-from paceline.simulator.fitting import Fitted
+from paceline.simulator.closed_form.fitting import Fitted
 
 FITTED_ROWS = "fitted_rows.txt"
 _HEADER = """\

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.planner.search.candidates.candidate import Candidate
 from paceline.planner.search.question import Question
-from paceline.simulator.scale import simulate_layout
+from paceline.simulator.scale.layout import simulate_layout
 
 
 def simulated(asked: Question) -> Callable[[Candidate], Candidate]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from paceline.planner.search.enumeration import in_all_ways, leanest_layouts
 from paceline.planner.search.question import Question
-from paceline.simulator.estimates import Footprint
-from paceline.simulator.footprint import footprint
+from paceline.simulator.closed_form.estimates import Footprint
+from paceline.simulator.closed_form.footprint import footprint
 from paceline.simulator.layouts import Integers, Layouts
 from paceline.simulator.workload import Recompute
 

@@ -16,9 +16,9 @@ from paceline.planner.search.closely import simulated
 from paceline.planner.search.fitting import fitting
 from paceline.planner.search.question import Question, question
 from paceline.planner.search.shortfall import Shortfall, shortfall
-from paceline.simulator.estimate import estimate
-from paceline.simulator.estimates import Estimates
-from paceline.simulator.footprint import footprint
+from paceline.simulator.closed_form.estimate import estimate
+from paceline.simulator.closed_form.estimates import Estimates
+from paceline.simulator.closed_form.footprint import footprint
 from paceline.simulator.layouts import Integers, Layouts
 from paceline.simulator.workload import Workload
 

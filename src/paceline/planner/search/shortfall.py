@@ -10,7 +10,7 @@ import numpy as np
 from paceline.planner.search.enumeration import leanest_layouts
 from paceline.planner.search.fitting import at
 from paceline.planner.search.question import AXES, Question
-from paceline.simulator.footprint import footprint
+from paceline.simulator.closed_form.footprint import footprint
 from paceline.simulator.layouts import Layouts
 
 _TIMES = [2**power for power in range(1, 11)]

@@ -24,7 +24,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from paceline.simulator.footprint import footprint
+from paceline.simulator.closed_form.footprint import footprint
 from paceline.simulator.layouts import Layouts
 from paceline.simulator.workload import Along, Collective, Workload
 

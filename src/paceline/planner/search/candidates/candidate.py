@@ -11,7 +11,7 @@ import numpy as np
 from paceline.plan import Mesh, PipelinePlan, Plan
 from paceline.plan import Recompute as Policy
 from paceline.planner.search.question import AXES, Question
-from paceline.simulator.estimates import Estimates, Footprint
+from paceline.simulator.closed_form.estimates import Estimates, Footprint
 from paceline.simulator.layouts import SCHEDULES, Layouts
 from paceline.simulator.workload import Numbers, Recompute
 
