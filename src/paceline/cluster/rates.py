@@ -35,8 +35,8 @@ class Rates:
         step_growth_s: further seconds of a step for each doubling of hosts.
         growth: share by which everything takes longer for each doubling of hosts (stragglers).
         spread: standard deviation of the logarithm of a step's time about an estimate.
-        residuals: of steps that the coefficients were fitted to: coordinates as in `closed_form.kriging`, and the logarithm
-            of measured over estimated seconds. Estimates near them are corrected.
+        residuals: of steps that the coefficients were fitted to: coordinates as in `closed_form.kriging`, and the
+            logarithm of measured over estimated seconds. Estimates near them are corrected.
     """
 
     matmul: float = 0.7
