@@ -66,6 +66,16 @@ class RankFailed(PacelineError):
     exit_code = 1
 
 
+class ExchangeError(PacelineError):
+    """Servers, workers or a coordinator that cannot do what they were asked, or what they sent is wrong."""
+
+
+class ConnectionLost(ExchangeError):
+    """The process at the other end is gone, or closed the connection; who has another way tries it."""
+
+    exit_code = 1
+
+
 class NonFiniteError(PacelineError):
     """A loss or gradient became NaN or infinite; the message names the step and the parameter."""
 

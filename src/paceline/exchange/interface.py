@@ -1,0 +1,99 @@
+"""What a worker sees of the servers. `client` talks to them; a replay stands in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from paceline.exchange.job import Job
+
+
+class Interrupted(Exception):
+    """A read would wait for a task whose worker is gone: ask for that task, compute it first, and read again."""
+
+
+class Order(Enum):
+    """What a worker is to do next."""
+
+    TASK = "task"
+    EVALUATE = "evaluate"
+    """Look at what has been learnt; `number` is the clock, all tasks of clocks below which have been applied."""
+    WAIT = "wait"
+    """Nothing now: all tasks are dealt, or the job is below its minimum of workers; ask again."""
+    END = "end"
+
+
+class Deal(NamedTuple):
+    """An order. number: of the task, or the clock; alone: it was another worker's: push it by itself."""
+
+    order: Order
+    number: int = -1
+    alone: bool = False
+
+
+class Dealer(Protocol):
+    """Who deals tasks to one worker; each task is done once, by somebody."""
+
+    def next_task(self) -> Deal:
+        """Return what to do next; tasks of lower numbers first, those of workers that are gone before all others."""
+        ...
+
+    def done(self, deals: Sequence[Deal]) -> None:
+        """Say that all of this was done: pushed and acknowledged, or evaluated."""
+        ...
+
+    def put_back(self, deals: Sequence[Deal]) -> None:
+        """Give up tasks that were dealt, so that somebody else does them."""
+        ...
+
+
+class Rows(NamedTuple):
+    """Gradients of some rows. keys: [n] int64, each once; values: [n, width]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Exchange(Protocol):
+    """Parameters that replicas share. For one thread."""
+
+    @property
+    def job(self) -> Job:
+        """What is kept."""
+        ...
+
+    def pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> None:
+        """Read dense tables into `out`, tensors of their shapes, as they may be read at `clock`.
+
+        Raises:
+            Interrupted: see there.
+        """
+        ...
+
+    def pull_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> None:
+        """Read rows into `out` ([n, width]). keys: [n] int64, each once.
+
+        Raises:
+            Interrupted: see there.
+        """
+        ...
+
+    def push(
+        self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
+    ) -> None:
+        """Push gradients of tasks, by table; all shards hear of the tasks. May return before it is acknowledged.
+
+        What is given is not read any more once this returns.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Return once all pushes are acknowledged: they are on all replicas of their shards."""
+        ...
+
+    def close(self) -> None:
+        """Leave the servers."""
+        ...

@@ -1,0 +1,1 @@
+"""Frames between processes: over TCP, Unix sockets and shared memory, authenticated, without pickle."""
