@@ -17,6 +17,7 @@ from paceline.plan import Mesh, Plan
 from paceline.program.capture import Batch
 from paceline.program.program import InputRole, OutputRole, Program
 from paceline.program.random import is_random
+from paceline.runtime.arrivals import Arrival, with_arrivals
 from paceline.runtime.batches import grown, pieces_of_part, pieces_of_whole
 from paceline.runtime.executor import RankValues
 from paceline.runtime.fallback import FallbackModule
@@ -112,6 +113,8 @@ class PlacedModule(ParallelModule):
 
     Attributes:
         recorder: where set, it notes the parts of a step.
+        arrival: where set before a step first runs, is called with the name of each parameter right before the forward
+            pass first reads it, and returns once its memory may be read. Not in compiled plans.
     """
 
     def __init__(self, plan: Plan, planner: Planner[Step], peers: Peers, state: LocalState) -> None:
@@ -121,6 +124,7 @@ class PlacedModule(ParallelModule):
         self._prepared: dict[int, _Prepared] = {}
         self._last_weight: Tensor | float | None = None
         self.recorder: Recorder | None = None
+        self.arrival: Arrival | None = None
         self._register(state.modules)
 
     @property
@@ -204,8 +208,9 @@ class PlacedModule(ParallelModule):
         if id(step) not in self._prepared:
             self._check_held(step)
             executor = self._peers.executor
+            forward = step.forward if self.arrival is None else with_arrivals(step, step.gradients, self.arrival)
             self._prepared[id(step)] = _Prepared(
-                executor.prepare(step.forward, step.constants),
+                executor.prepare(forward, step.constants),
                 None if step.backward is None else executor.prepare(step.backward, step.constants),
                 any(is_random(node) for node in step.forward.nodes),
             )
