@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from torch import Tensor
+
+
+OUTSTANDING: Final = 1024
+"""Pushes that a worker may have sent and not seen acknowledged: how far back a shard knows its sequences."""
 
 
 class Part(NamedTuple):
@@ -31,7 +35,8 @@ class Update:
         worker: who pushes; with `sequence` it makes retries count once.
         sequence: rises with each push of a worker, from 1.
         tasks: what was computed; a task counts once, whoever computes it.
-        read: position of the shard that the gradient was computed from; -1: not known.
+        read: position of the shard that the gradient was computed from, the oldest where there were several reads; -1:
+            not known, or nothing of the shard was read.
         weight: what the mean counts by among the pieces of a BSP step (samples).
         parts: none where nothing of this shard was touched; clocks advance all the same.
     """
