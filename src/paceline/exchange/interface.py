@@ -97,3 +97,43 @@ class Exchange(Protocol):
     def close(self) -> None:
         """Leave the servers."""
         ...
+
+
+class Pending(Protocol):
+    """A read that is under way."""
+
+    def wait(self) -> None:
+        """Return once all of it is in its `out`; this is when it counts as read.
+
+        Raises:
+            Interrupted: see there; nothing is to be taken from `out`.
+        """
+        ...
+
+
+class Arrivals(Protocol):
+    """Dense tables that come one after the other."""
+
+    def wait(self, table: int) -> None:
+        """Return once this table is in its `out`.
+
+        Raises:
+            Interrupted: see there.
+        """
+        ...
+
+
+class Fetching(Exchange, Protocol):
+    """An exchange that also reads while its worker computes."""
+
+    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Pending:
+        """Begin what `pull` does. All that is begun is waited for; `out` is not touched by others meanwhile."""
+        ...
+
+    def fetch_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> Pending:
+        """Begin what `pull_rows` does. Neither `keys` nor `out` is touched by others until it is waited for."""
+        ...
+
+    def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arrivals:
+        """Begin to read dense tables in the order in which they will be used; all of them are waited for."""
+        ...
