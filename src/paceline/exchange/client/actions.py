@@ -1,0 +1,134 @@
+"""What a worker was dealt, read and pushed, in a file: with it and the servers' logs a run can be done again.
+
+A line of JSON for each action, written at once, so that what a killed worker did is there to its last action:
+
+    {"worker": 3}                                  the first line
+    {"deal": "task", "number": 7, "alone": true}   as `interface.Deal`; waits that follow each other are one line
+    {"pull": 12, "at": [[0, 831], [4, 829]]}       read number 12: the position of each shard that was asked
+    {"interrupted": 13}                            read number 13 gave way to a task whose worker was gone
+    {"push": 5, "tasks": [7]}                      written before the push is sent: who knows what comes of it
+
+Reads are numbered as they begin, from 1: those that run beside the computation end in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ExchangeError
+from paceline.exchange.interface import Deal, Dealer, Order
+
+
+class ActionLog:
+    """Writes a worker's actions. Several threads may."""
+
+    def __init__(self, path: Path, worker: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._write({"worker": worker})
+
+    def dealt(self, deal: Deal) -> None:
+        """Write an order."""
+        self._write({"deal": deal.order.value, "number": deal.number, "alone": deal.alone})
+
+    def pulled(self, number: int, positions: Mapping[int, int]) -> None:
+        """Write a read. positions: of each shard that was asked."""
+        self._write({"pull": number, "at": sorted(positions.items())})
+
+    def interrupted(self, number: int) -> None:
+        """Write that a read gave way."""
+        self._write({"interrupted": number})
+
+    def pushes(self, sequence: int, tasks: Sequence[int]) -> None:
+        """Write a push that is about to be sent."""
+        self._write({"push": sequence, "tasks": list(tasks)})
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self, action: Mapping[str, Any]) -> None:
+        line = json.dumps(action, separators=(",", ":")).encode() + b"\n"
+        written = os.write(self._file, line)
+        if written < len(line):  # a full disk; the rest would not help a reader
+            raise ExchangeError("a worker's actions cannot be written whole: the disk of the run's directory is full.")
+
+
+class LoggedDealer:
+    """A dealer whose deals are written down."""
+
+    def __init__(self, dealer: Dealer, log: ActionLog) -> None:
+        self._dealer, self._log = dealer, log
+        self._waited = False
+
+    def next_task(self) -> Deal:
+        """See `Dealer`."""
+        deal = self._dealer.next_task()
+        waits = deal.order is Order.WAIT
+        if not (waits and self._waited):
+            self._log.dealt(deal)
+        self._waited = waits
+        return deal
+
+    def done(self, deals: Sequence[Deal]) -> None:
+        """See `Dealer`."""
+        self._dealer.done(deals)
+
+    def put_back(self, deals: Sequence[Deal]) -> None:
+        """See `Dealer`."""
+        self._dealer.put_back(deals)
+
+
+@dataclass
+class Actions:
+    """What a worker did.
+
+    Attributes:
+        worker: its id.
+        deals: in order.
+        pulls: by number, positions by shard; None for a read that gave way.
+        pushes: tasks by sequence.
+    """
+
+    worker: int
+    deals: list[Deal] = field(default_factory=list)
+    pulls: dict[int, Mapping[int, int] | None] = field(default_factory=dict)
+    pushes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def read_actions(path: Path) -> Actions:
+    """Read what `ActionLog` wrote; a last line that was cut off is left out.
+
+    Raises:
+        ExchangeError: it cannot be read.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+        first = json.loads(lines[0])
+        actions = Actions(int(first["worker"]))
+    except (OSError, IndexError, ValueError, KeyError, TypeError) as error:
+        raise ExchangeError(f"cannot read the actions of a worker in {path}: {error or 'it is empty'}") from error
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            _take(actions, json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ExchangeError(f"{path}, line {number}: {line[:120]!r} is no action of a worker ({error}).") from error
+    return actions
+
+
+def _take(actions: Actions, line: Mapping[str, Any]) -> None:
+    if "deal" in line:
+        actions.deals.append(Deal(Order(line["deal"]), int(line["number"]), bool(line["alone"])))
+    elif "pull" in line:
+        actions.pulls[int(line["pull"])] = {int(shard): int(position) for shard, position in line["at"]}
+    elif "interrupted" in line:
+        actions.pulls[int(line["interrupted"])] = None
+    else:
+        actions.pushes[int(line["push"])] = tuple(map(int, line["tasks"]))
