@@ -3,6 +3,7 @@
     charter.json         what every process of the job is started with (`terms.Charter`)
     secret               shared by the processes of the job; readable by its owner only
     journal/             what the embedded coordinator must not forget
+    events.jsonl         who came and went, and each view, as the coordinator made them
     updates/server-N.log what server N applied, in order (`shard.log`)
     actions/worker-N.jsonl  what worker N read, computed and pushed (`client.actions`)
     snapshots/N/         snapshot N; 0 is what the job began with
@@ -42,6 +43,11 @@ class Directory:
     def journal(self) -> Path:
         """What the embedded coordinator must not forget."""
         return self.root / "journal"
+
+    @property
+    def events(self) -> Path:
+        """Who came and went, and each view, a line of JSON each."""
+        return self.root / "events.jsonl"
 
     @property
     def snapshots(self) -> Path:

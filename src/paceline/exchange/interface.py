@@ -1,14 +1,18 @@
-"""What a worker sees of the servers. `client` talks to them; a replay stands in their place."""
+"""What a worker sees of the servers. `client` talks to them; a replay stands in their place.
+
+Who deals tasks reads this too, and loads no PyTorch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from paceline.exchange.job import Job
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Interrupted(Exception):
