@@ -171,6 +171,10 @@ class Job:
         """The clock of a task."""
         return task // self.pieces
 
+    def is_synchronous(self, table: int) -> bool:
+        """Whether a table changes once a clock, by the mean of its pieces."""
+        return self.tables[table].consistency.mode is Mode.BSP
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         tables = [
