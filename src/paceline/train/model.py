@@ -26,6 +26,7 @@ class InFloat64(Source):
 
     def __init__(self, source: Source) -> None:
         self.name = source.name
+        self.block = source.block
         self._source = source
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import PlanError
-from paceline.train.data.order import Cut, hold_out, hold_out_files, permutation
+from paceline.train.data.order import Cut, Order, hold_out, hold_out_files, permutation
 
 
 @given(st.integers(0, 500), st.integers(0, 2**64 - 1), st.integers(0, 2**40))
@@ -23,6 +23,30 @@ def test_permutation_is_fixed_forever():
 def test_permutation_depends_on_seed_and_on_epoch():
     orders = {tuple(permutation(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
     assert len(orders) == 16
+
+
+@given(st.integers(0, 1500), st.integers(1, 9), st.integers(0, 9), st.data())
+def test_an_order_by_blocks_holds_every_sample_once_however_it_is_sliced(length, block, epoch, data):
+    order = Order(length, 3, epoch, block)
+    cuts = sorted(data.draw(st.lists(st.integers(0, length), max_size=5)))
+    pieces = [order[a:b] for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
+    assert len(order) == length and np.array_equal(np.concatenate(pieces), order[:])
+    assert sorted(order[:]) == list(range(length))
+
+
+def test_an_order_by_blocks_stays_within_64_of_them_at_a_time():
+    order = Order(100_000, 0, 0, 10)
+    windows = [order[start : start + 640] for start in range(0, 99_000, 640)]
+    assert {len(set(window // 10)) for window in windows} == {64}
+    assert all((np.diff(window) != 1).mean() > 0.9 for window in windows)
+    assert not np.array_equal(order[:640], Order(100_000, 0, 1, 10)[:640])
+    assert order[99_999:].tolist() == [60148]  # fixed for ever, as those of `permutation` are
+
+
+@given(st.integers(0, 640), st.sampled_from([None, 10]))
+def test_what_fits_one_window_is_shuffled_as_a_whole(length, block):
+    assert np.array_equal(Order(length, 5, 2, block)[:], permutation(length, 5, 2))
+    assert np.array_equal(Order(length, 5, 2, block, shuffle=False)[:], np.arange(length))
 
 
 @given(st.integers(1, 300), st.floats(0, 0.99))

@@ -16,10 +16,8 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, Self
 
-import numpy as np
-
 from paceline.errors import DataError, PlanError
-from paceline.train.data.order import Cut, Indices, permutation
+from paceline.train.data.order import Cut, Order
 from paceline.train.data.source import Batch, Source
 
 _STATE = ("epoch", "step", "seed", "shuffle", "batch", "length")
@@ -224,7 +222,5 @@ class Loader:
         )
         return Step(epoch, index, tuple(parts))
 
-    def _order_of(self, epoch: int) -> Indices:
-        if self._shuffle:
-            return permutation(self._cut.length, self._seed, epoch)
-        return np.arange(self._cut.length, dtype=np.int64)
+    def _order_of(self, epoch: int) -> Order:
+        return Order(self._cut.length, self._seed, epoch, self._source.block, shuffle=self._shuffle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,66 @@ Indices = NDArray[np.int64]
 # The key of the fixed permutation that sets validation samples apart; no epoch ever has this number.
 _HOLD_OUT = 2**64 - 1
 
+_WINDOW = 64
+"""Blocks whose samples are shuffled among each other."""
 
-def permutation(length: int, seed: int, epoch: int) -> Indices:
+
+def permutation(length: int, seed: int, epoch: int, stream: int = 0) -> Indices:
     """Return the order of `length` samples in an epoch: [length], a function of its arguments only.
+
+    Streams of a seed and an epoch are independent of each other.
 
     NumPy promises that the raw stream of a bit generator never changes, but not what `Generator.permutation` makes of
     it; a run must be resumable under another NumPy, so samples are sorted by raw numbers here.
     """
-    raw = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(length)
+    key = np.array([seed, epoch], dtype=np.uint64)
+    raw = np.random.Philox(key=key, counter=[0, 0, 0, stream]).random_raw(length)
     return np.argsort(np.asarray(raw, dtype=np.uint64), kind="stable").astype(np.int64, copy=False)
+
+
+class Order:
+    """The order of the samples of an epoch, of which slices can be taken.
+
+    Of samples that lie in a row in a file, `block` says how many are read together. Blocks are shuffled, and samples
+    are shuffled within windows of `_WINDOW` blocks: so reading stays near itself, and memory depends on the number of
+    blocks, not of samples. Data of a single window, and of sources that do not mind, is shuffled as a whole.
+    """
+
+    def __init__(self, length: int, seed: int, epoch: int, block: int | None = None, *, shuffle: bool = True) -> None:
+        self._length = length
+        self._key = (seed, epoch)
+        self._shuffle = shuffle
+        self._block = length if block is None or length <= block * _WINDOW else block
+        self._window = lru_cache(maxsize=2)(self._window_of)
+        if shuffle and self._block < length:
+            self._blocks = permutation(-(-length // self._block), seed, epoch)
+            sizes = np.minimum(length - self._blocks * self._block, self._block)
+            self._starts = np.concatenate([[0], np.add.reduceat(sizes, range(0, len(sizes), _WINDOW)).cumsum()])
+        else:
+            self._starts = np.array([0, length])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, where: slice) -> Indices:
+        """Return the samples at some positions: [n]."""
+        start, stop, step = where.indices(self._length)
+        if step != 1:
+            raise ValueError(f"an order is sliced in steps of 1, not {step}")
+        if not self._shuffle or start >= stop:
+            return np.arange(start, stop, dtype=np.int64)
+        first, last = (int(i) for i in np.searchsorted(self._starts, [start, stop - 1], side="right") - 1)
+        offset = int(self._starts[first])
+        return np.concatenate([self._window(w) for w in range(first, last + 1)])[start - offset : stop - offset]
+
+    def _window_of(self, number: int) -> Indices:
+        if self._block == self._length:
+            return permutation(self._length, *self._key)
+        blocks = self._blocks[number * _WINDOW : (number + 1) * _WINDOW]
+        inside = np.arange(self._block, dtype=np.int64)
+        samples = (blocks[:, None] * self._block + inside).ravel()
+        samples = samples[samples < self._length]
+        return samples[permutation(len(samples), *self._key, stream=number + 1)]
 
 
 def hold_out(length: int, fraction: float) -> tuple[Indices, Indices]:

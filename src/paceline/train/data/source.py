@@ -24,9 +24,15 @@ Batch: TypeAlias = dict[str, Tensor] | tuple[Tensor, ...]
 
 
 class Source(ABC):
-    """Samples by index. `name` is what error messages call it."""
+    """Samples by index.
+
+    Attributes:
+        name: what error messages call it.
+        block: how many samples in a row had better be read together; None where any order is as good. See `order.Order`.
+    """
 
     name: str
+    block: int | None = None
 
     @abstractmethod
     def __len__(self) -> int:
