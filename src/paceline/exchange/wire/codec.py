@@ -1,0 +1,199 @@
+"""Frames as bytes: a head of fixed size, what the head announces, and the tensors as they lie in memory.
+
+    head     magic, kind, counts; epoch, request, worker, sequence, clock, weight
+    rest     numbers; type, rank and shape of each tensor; text
+    tensors  their bytes, one after the other, in the sender's order of bytes (little-endian, or it is refused)
+
+Nothing of it is executed. Whatever arrives is checked against limits before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import ExchangeError
+from paceline.exchange.wire.frame import Frame, Meta
+
+MAX_TENSOR_BYTES: Final = 64 << 30
+"""Most that the tensors of a frame may have."""
+
+_MAX_REST_BYTES: Final = 256 << 20
+_MAX_RANK: Final = 64
+_MAGIC: Final = b"PLX1"
+_HEAD: Final = struct.Struct("<4sHHIIIIqqqqqd")
+HEAD_BYTES: Final = _HEAD.size
+
+_TYPES: Final = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+)
+_NUMBER_OF: Final = {dtype: number for number, dtype in enumerate(_TYPES)}
+
+
+class Head(NamedTuple):
+    """The fixed part of a frame. numbers, tensors: how many; shapes_bytes, text_bytes: of the rest."""
+
+    kind: int
+    tensors: int
+    numbers: int
+    shapes_bytes: int
+    text_bytes: int
+    epoch: int
+    request: int
+    worker: int
+    sequence: int
+    clock: int
+    weight: float
+
+    @property
+    def rest_bytes(self) -> int:
+        """What comes before the tensors."""
+        return 8 * self.numbers + self.shapes_bytes + self.text_bytes
+
+
+def encoded(frame: Frame) -> tuple[bytes, list[memoryview]]:
+    """Return the head and the rest of a frame, and its tensors where they lie (those that are not empty).
+
+    A tensor that is not contiguous is copied.
+
+    Raises:
+        ExchangeError: the frame cannot be sent.
+    """
+    tensors = [_plain(tensor) for tensor in frame.tensors]
+    shapes = b"".join(map(_shape, tensors))
+    numbers = np.ascontiguousarray(frame.numbers, dtype=np.int64).tobytes()
+    text = frame.text.encode()
+    if len(numbers) + len(shapes) + len(text) > _MAX_REST_BYTES:
+        raise ExchangeError(
+            f"a frame with {len(numbers) // 8} numbers, {len(tensors)} tensors and {len(text)} bytes of text is too "
+            f"large; what is not tensors may have {_MAX_REST_BYTES >> 20} MiB. Send large things as tensors."
+        )
+    total = sum(tensor.nbytes for tensor in tensors)
+    if total > MAX_TENSOR_BYTES:
+        raise ExchangeError(
+            f"tensors of {total} bytes do not go into one frame, which may have {MAX_TENSOR_BYTES >> 30} GiB; "
+            "divide the job into more shards."
+        )
+    fields = frame.epoch, frame.request, frame.worker, frame.sequence, frame.clock, frame.weight
+    counts = len(tensors), len(numbers) // 8, len(shapes), len(text)
+    try:
+        head = _HEAD.pack(_MAGIC, frame.kind, 0, *counts, *fields)
+    except struct.error as error:
+        raise ExchangeError(
+            f"a frame of kind {frame.kind} has a field that is no number of 64 bits: {error}"
+        ) from error
+    return b"".join((head, numbers, shapes, text)), [_bytes(tensor) for tensor in tensors if tensor.numel()]
+
+
+def head(data: bytes | bytearray) -> Head:
+    """Read a head.
+
+    Raises:
+        ExchangeError: it is none.
+    """
+    magic, kind, zero, *counts_and_fields = _HEAD.unpack(data)
+    if magic != _MAGIC or zero:
+        raise ExchangeError(
+            f"what arrived is no frame: it begins with {bytes(data[:8])!r} in place of {_MAGIC!r}. Do both ends have "
+            "the same version of Paceline?"
+        )
+    read = Head(kind, *counts_and_fields)
+    if read.rest_bytes > _MAX_REST_BYTES or 2 * read.tensors > read.shapes_bytes:
+        raise ExchangeError(
+            f"a frame announces {read.numbers} numbers, {read.tensors} tensors and {read.text_bytes} bytes of text, "
+            f"with shapes of {read.shapes_bytes} bytes; that cannot be."
+        )
+    return read
+
+
+def announced(read: Head, rest: bytearray) -> tuple[Frame, list[Meta]]:
+    """Return a frame without its tensors, and what they are.
+
+    Args:
+        read: the head.
+        rest: `read.rest_bytes` bytes; the numbers stay in them.
+
+    Raises:
+        ExchangeError: it cannot be read.
+    """
+    shapes_at = 8 * read.numbers
+    text_at = shapes_at + read.shapes_bytes
+    numbers = np.frombuffer(rest, dtype=np.int64, count=read.numbers)
+    metas = _metas(read.tensors, memoryview(rest)[shapes_at:text_at])
+    try:
+        text = rest[text_at:].decode()
+    except UnicodeDecodeError as error:
+        raise ExchangeError(f"a frame's text is no UTF-8: {error}") from None
+    fields = read.epoch, read.request, read.worker, read.sequence, read.clock, read.weight
+    return Frame(read.kind, *fields, numbers, text), metas
+
+
+def nbytes(meta: Meta) -> int:
+    """Return the bytes of a tensor."""
+    return math.prod(meta.shape) * meta.dtype.itemsize
+
+
+def views_of(tensors: Sequence[Tensor]) -> list[memoryview]:
+    """Return where tensors lie, those that are not empty. They are contiguous."""
+    return [_bytes(tensor) for tensor in tensors if tensor.numel()]
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise ExchangeError(
+            f"a tensor on {tensor.device} with layout {tensor.layout} cannot be sent; bring it to the CPU, dense."
+        )
+    if tensor.dtype not in _NUMBER_OF:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+        raise ExchangeError(f"tensors of type {tensor.dtype} cannot be sent; those of {known} can.")
+    return tensor.detach().contiguous()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _shape(tensor: Tensor) -> bytes:
+    shape = tensor.shape
+    return struct.pack(f"<BB{len(shape)}Q", _NUMBER_OF[tensor.dtype], len(shape), *shape)
+
+
+def _metas(count: int, shapes: memoryview) -> list[Meta]:
+    metas, at, total = [], 0, 0
+    for _ in range(count):
+        if at + 2 > len(shapes) or at + 2 + 8 * shapes[at + 1] > len(shapes):
+            raise ExchangeError("a frame's shapes end too early.")
+        number, rank = shapes[at], shapes[at + 1]
+        if number >= len(_TYPES) or rank > _MAX_RANK:
+            raise ExchangeError(f"a frame has a tensor of unknown type {number} with {rank} dimensions.")
+        shape = struct.unpack_from(f"<{rank}Q", shapes, at + 2)
+        at += 2 + 8 * rank
+        total += math.prod(max(extent, 1) for extent in shape) * _TYPES[number].itemsize
+        if total > MAX_TENSOR_BYTES:
+            raise ExchangeError(
+                f"a frame announces tensors of more than {MAX_TENSOR_BYTES >> 30} GiB, among them one of shape {shape}."
+            )
+        metas.append(Meta(_TYPES[number], shape))
+    if at != len(shapes):
+        raise ExchangeError(f"a frame's shapes have {len(shapes) - at} bytes too many.")
+    return metas
+
+
+if sys.byteorder != "little":
+    raise ExchangeError("this machine's order of bytes is not that of frames, which are little-endian.")

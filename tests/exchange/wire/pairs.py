@@ -1,0 +1,52 @@
+"""Connections between two threads of a test, by each transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.exchange.wire.connect import connect
+from paceline.exchange.wire.frame import Connection
+from paceline.exchange.wire.listen import Listener
+
+SECRET = b"of these tests"
+TRANSPORTS = ("tcp", "unix")
+
+
+@contextmanager
+def pair(transport: str, folder: Path, streams: int = 1) -> Iterator[tuple[Connection, Connection]]:
+    """Return both ends of a connection, the client's first."""
+    listener = Listener("127.0.0.1", SECRET, unix=str(folder / "socket"))
+    try:
+        client = connect(listener.address, SECRET, transport=transport, streams=streams)
+        server = listener.accept()
+    finally:
+        listener.close()
+    try:
+        yield client, server
+    finally:
+        client.close()
+        server.close()
+
+
+@contextmanager
+def echo(server: Connection) -> Iterator[threading.Thread]:
+    """Send back what arrives, in a thread, until the connection ends."""
+
+    def run() -> None:
+        while True:
+            try:
+                server.send(server.receive())
+            except Exception:
+                return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        server.close()
+        thread.join(10)
+        assert not thread.is_alive()
