@@ -1,0 +1,1 @@
+"""Tables without native code: slower, with the same bits. For machines that have no compiler, and for tests."""
