@@ -1,0 +1,95 @@
+"""Which copy to move so that servers have equally much to do.
+
+A copy costs its server every update; a head and a tail talk to workers besides. The imbalance is the sum over servers
+of the squares of these three counts. A step is taken where it makes the sum smaller, so steps come to an end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from paceline.exchange.membership.ring import Chain, preferences
+
+
+class Loads:
+    """How many copies, heads and tails each server has.
+
+    Args:
+        chains: all of them.
+        servers: those that count; others are about to leave, and what they have does not matter.
+    """
+
+    def __init__(self, chains: Iterable[Chain], servers: Collection[int]) -> None:
+        self.servers = tuple(sorted(servers))
+        self._counts: dict[tuple[str, int], int] = defaultdict(int)
+        for chain in chains:
+            self.replace((), chain)
+
+    def replace(self, before: Chain, after: Chain) -> None:
+        """A chain becomes another."""
+        for what, step in self._steps(before, after).items():
+            self._counts[what] += step
+
+    def growth(self, before: Chain, after: Chain) -> int:
+        """Return by how much the imbalance would grow; it shrinks where this is negative."""
+        return sum(step * (2 * self._counts[what] + step) for what, step in self._steps(before, after).items())
+
+    def _steps(self, before: Chain, after: Chain) -> dict[tuple[str, int], int]:
+        steps: dict[tuple[str, int], int] = defaultdict(int)
+        for chain, step in ((before, -1), (after, 1)):
+            for what, servers in (("copies", chain), ("heads", chain[:1]), ("tails", chain[-1:])):
+                for server in servers:
+                    if server in self.servers:
+                        steps[what, server] += step
+        return steps
+
+
+def shortened(chain: Chain, length: int, loads: Loads) -> Chain:
+    """Return a chain without the servers that it can best do without; `loads` learns of it."""
+    while len(chain) > length:
+        without = [chain[:at] + chain[at + 1 :] for at in range(len(chain))]
+        best = min(without, key=lambda shorter: loads.growth(chain, shorter))
+        loads.replace(chain, best)
+        chain = best
+    return chain
+
+
+class Step(NamedTuple):
+    """A shard gets a copy at `target`, and may then do without another: its chain becomes `after`."""
+
+    growth: int
+    shard: int
+    target: int
+    after: Chain
+
+
+def copy(shard: int, chain: Chain, loads: Loads) -> Step | None:
+    """Return the best further copy of a shard, or None where all servers have it."""
+    steps = (
+        Step(loads.growth(chain, (*chain, target)), shard, target, (*chain, target))
+        for target in preferences(loads.servers, shard)
+        if target not in chain
+    )
+    return min(steps, key=lambda step: step.growth, default=None)
+
+
+def shift(chains: Sequence[tuple[int, Chain]], loads: Loads) -> Step | None:
+    """Return the step that evens the loads most, or None where none does.
+
+    Args:
+        chains: those that may change, with their shards.
+        loads: of all chains.
+    """
+    best: Step | None = None
+    for shard, chain in chains:
+        for target in preferences(loads.servers, shard):
+            if target in chain:
+                continue
+            for at in range(len(chain)):
+                after = (*chain[:at], *chain[at + 1 :], target)
+                growth = loads.growth(chain, after)
+                if growth < (best.growth if best else 0):
+                    best = Step(growth, shard, target, after)
+    return best

@@ -1,0 +1,147 @@
+"""From one view to the next: pure functions of who is there.
+
+What they promise, whoever comes and goes in whatever order: a shard of which any copy lives has one head, which was in
+its chain before or held a finished copy; a chain only ever loses servers, and gains the target of a finished move at
+its end; a server that wants to leave keeps its shards until others have them; and once nobody comes or goes any more,
+every shard has `replication` copies (as far as there are servers) and nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from paceline.exchange.job import Job
+from paceline.exchange.membership import ring
+from paceline.exchange.membership.balance import Loads, Step, copy, shift, shortened
+from paceline.exchange.membership.ring import Chain
+from paceline.exchange.view import Address, Move, View
+
+_AT_ONCE: Final = 4
+"""Moves from one source, and to one target: a shard is locked while it is copied out."""
+
+
+def begun(view: View, servers: Mapping[int, Address], job: Job) -> View:
+    """Return the first view that has chains: all these servers load their shards from the snapshot."""
+    made = list(ring.chains(servers, job.shards, job.replication))
+    loads = Loads(made, servers)
+    while step := shift(list(enumerate(made)), loads):
+        loads.replace(made[step.shard], step.after)
+        made[step.shard] = step.after
+    return View(view.epoch + 1, dict(servers), tuple(made), (), view.epoch + 1)
+
+
+def next_view(
+    view: View,
+    servers: Mapping[int, Address],
+    job: Job,
+    *,
+    leaving: Collection[int] = (),
+    synced: Collection[Move] = (),
+) -> View:
+    """Return the view that follows, or the same one where nothing is to change.
+
+    Args:
+        view: has chains.
+        servers: who is there.
+        job: its replication.
+        leaving: who is there and wants to go: it is given nothing, and what it has goes to others.
+        synced: moves whose targets have all that their sources have.
+    """
+    staying = [server for server in servers if server not in leaving]
+    chains = [_survivors(view, shard, servers, synced) for shard in range(len(view.chains))]
+    moves = [move for move in view.moves if _goes_on(move, chains, servers, staying, synced)]
+    length = min(job.replication, len(staying))
+    moving = {move.shard for move in moves}
+    loads = Loads(chains, staying)
+    for shard, chain in enumerate(chains):
+        if shard not in moving:
+            chains[shard] = _trimmed(chain, length, leaving, loads)
+    moves += _begun_moves(chains, moves, length, leaving, loads)
+    made = replace(view, servers=dict(servers), chains=tuple(chains), moves=tuple(moves))
+    return view if made == view else replace(made, epoch=view.epoch + 1)
+
+
+def may_go(view: View, server: int) -> bool:
+    """Return whether nothing depends on a server."""
+    return not any(server in chain for chain in view.chains) and not any(server in move[1:] for move in view.moves)
+
+
+def lost(view: View) -> tuple[int, ...]:
+    """Return the shards of which no copy is left."""
+    return tuple(shard for shard, chain in enumerate(view.chains) if not chain)
+
+
+def _survivors(view: View, shard: int, servers: Mapping[int, Address], synced: Collection[Move]) -> Chain:
+    """The chain without those that are gone; who has a finished copy is its tail, even if the source is gone."""
+    finished = (move.target for move in view.moves if move.shard == shard and move in synced)
+    return tuple(server for server in (*view.chains[shard], *finished) if server in servers)
+
+
+def _goes_on(
+    move: Move,
+    chains: Sequence[Chain],
+    servers: Mapping[int, Address],
+    staying: Collection[int],
+    synced: Collection[Move],
+) -> bool:
+    """Whether a copy is still being made: its source is the tail, and its target stays."""
+    return move not in synced and move.target in staying and chains[move.shard][-1:] == (move.source,)
+
+
+def _trimmed(chain: Chain, length: int, leaving: Collection[int], loads: Loads) -> Chain:
+    """A chain without who leaves, if the others suffice, and not longer than need be."""
+    stay = tuple(server for server in chain if server not in leaving)
+    if not stay or len(stay) < length:
+        return chain
+    loads.replace(chain, stay)
+    return shortened(stay, length, loads)
+
+
+def _begun_moves(
+    chains: Sequence[Chain], moves: Sequence[Move], length: int, leaving: Collection[int], loads: Loads
+) -> list[Move]:
+    """Further moves: first to where copies lack, and once none lack, to where there is less to do."""
+    limits = _Limits(moves)
+    open_shards = dict(enumerate(chains))
+    for move in moves:  # weighed as if they were done
+        chain = open_shards.pop(move.shard)
+        stay = tuple(server for server in chain if server not in leaving)
+        loads.replace(chain, stay)
+        loads.replace(stay, (*stay, move.target))
+        shortened((*stay, move.target), length, loads)
+    begun: list[Move] = []
+    lacking = {
+        shard: stay
+        for shard, chain in open_shards.items()
+        if chain and len(stay := tuple(server for server in chain if server not in leaving)) < length
+    }
+    for shard, stay in sorted(lacking.items(), key=lambda entry: len(entry[1])):
+        if step := copy(shard, stay, loads):
+            loads.replace(stay, step.after)
+            limits.add(begun, step, chains[shard])
+    if lacking:
+        return begun
+    idle = {shard: chain for shard, chain in open_shards.items() if chain}
+    while step := shift(list(idle.items()), loads):
+        chain = idle.pop(step.shard)
+        loads.replace(chain, step.after)
+        limits.add(begun, step, chain)
+    return begun
+
+
+class _Limits:
+    """Moves that a server takes part in; what is too much waits for a later view."""
+
+    def __init__(self, moves: Sequence[Move]) -> None:
+        self._sources = Counter(move.source for move in moves)
+        self._targets = Counter(move.target for move in moves)
+
+    def add(self, moves: list[Move], step: Step, chain: Chain) -> None:
+        move = Move(step.shard, chain[-1], step.target)
+        if max(self._sources[move.source], self._targets[move.target]) < _AT_ONCE:
+            self._sources[move.source] += 1
+            self._targets[move.target] += 1
+            moves.append(move)
