@@ -15,9 +15,7 @@ import torch
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -36,6 +34,10 @@ from paceline.runtime.fallback_kind import Fallback
 from paceline.schedule import Kind
 from paceline.train.data.config import DataConfig
 from paceline.train.optim import build_optimizer, build_schedule
+from paceline.train.sections import Count, CountOrZero, Flag, OpenSection, Section
+from paceline.train.servers.checks import check_servers
+from paceline.train.servers.rules import ONLY_HERE
+from paceline.train.servers.section import ServerSection
 
 
 def _read_factory(text: str, info: ValidationInfo) -> str:
@@ -88,23 +90,13 @@ def _read_pins(value: Any) -> dict[str, str]:
 Factory = Annotated[str, AfterValidator(_read_factory)]
 MeshText = Annotated[Mesh, PlainValidator(_read_mesh), PlainSerializer(str, return_type=str)]
 Pins = Annotated[dict[str, str], BeforeValidator(_read_pins)]
-# Strict: YAML has its own numbers and booleans, and `true` is not a number of steps.
-Count = Annotated[int, Field(ge=1, strict=True)]
-CountOrZero = Annotated[int, Field(ge=0, strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-
-
-class Section(BaseModel):
-    """A mapping of a recipe: unknown keys are refused, and nothing changes once it is read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelSection(Section):
     """The user's module: a FACTORY that returns `(module, batch)`, and its keyword arguments."""
 
     factory: Factory
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
 
 
 class PipelineSection(Section):
@@ -125,7 +117,7 @@ class PlanSection(Section):
     zero_stage: Literal[2, 3] = 3
     bucket_bytes: CountOrZero = Plan.bucket_bytes
     compile: Flag = Plan.compile
-    pins: Pins = {}
+    pins: Pins = Field(default_factory=dict)
     memory_bytes: Count | None = None
     recompute: Literal["none", "attention", "blocks"] = "none"
     pipeline: PipelineSection = PipelineSection()
@@ -183,18 +175,7 @@ class TrainSection(Section):
         return self
 
 
-class _OpenSection(Section):
-    """A section that hands the keys it does not know itself to a class of PyTorch, which checks them."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keys that go to the class."""
-        return dict(self.model_extra or {})
-
-
-class OptimizerSection(_OpenSection):
+class OptimizerSection(OpenSection):
     """A class of `torch.optim` by name, and its arguments; `decay_vectors` decays biases and norms too."""
 
     name: str = "AdamW"
@@ -208,6 +189,8 @@ class OptimizerSection(_OpenSection):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.name in ONLY_HERE:  # the recipe looks whether there are servers
+            return self
         try:
             build_optimizer(_trifle(), self.name, self.options)
         except RecipeError as error:
@@ -215,7 +198,7 @@ class OptimizerSection(_OpenSection):
         return self
 
 
-class ScheduleSection(_OpenSection):
+class ScheduleSection(OpenSection):
     """A learning-rate schedule.
 
     Attributes:
@@ -271,6 +254,7 @@ class Recipe(Section):
         plan_section: `plan` in the file; `Recipe.plan()` is the plan it makes with the mesh.
         precision: type of the computation; `bfloat16` is autocast over float32 parameters.
         fallback: what runs the module should it turn out impossible to capture; see `paceline.parallelize`.
+        server: parameters are on servers, and replicas of the mesh are their workers.
     """
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
@@ -289,6 +273,7 @@ class Recipe(Section):
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
     schedule: ScheduleSection = Field(default_factory=ScheduleSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
+    server: ServerSection | None = None
     sample: SampleSection | None = None
     callbacks: tuple[Factory, ...] = ()
 
@@ -346,6 +331,7 @@ class Recipe(Section):
                 f"schedule.warmup is {self.schedule.warmup} steps in a run of {self.train.steps}; it is at most that.",
                 "schedule.warmup",
             )
+        check_servers(self)
         return self
 
 
