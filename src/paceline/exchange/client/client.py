@@ -1,0 +1,247 @@
+"""The servers as a worker sees them: `interface.Fetching` over connections."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConnectionLost, ExchangeError
+from paceline.exchange.client import errands
+from paceline.exchange.client.actions import ActionLog, LoggedDealer
+from paceline.exchange.client.errands import Errands
+from paceline.exchange.client.fetch import Arriving, Fetch, Fetcher, in_order
+from paceline.exchange.client.figures import Figures
+from paceline.exchange.client.links import Links
+from paceline.exchange.client.outgoing import Compressor, Cutter
+from paceline.exchange.client.pulls import DensePull, Pull, RowsPull
+from paceline.exchange.client.pushes import Push
+from paceline.exchange.client.reads import ReadPositions
+from paceline.exchange.client.routes import DenseRoutes, routed
+from paceline.exchange.directory import Directory
+from paceline.exchange.interface import Dealer, Interrupted, Rows
+from paceline.exchange.job import DenseTable, Job, SparseTable
+from paceline.exchange.terms import Charter
+from paceline.exchange.view import Address, View
+from paceline.exchange.wire.connect import connect
+from paceline.exchange.wire.frame import Connection
+
+_OUTSTANDING: Final = 2
+"""Pushes under way where no table is synchronous: one is applied while the next is computed and sent."""
+
+
+class Membership(errands.Membership, Protocol):
+    """What is asked of `membership.member.Member`."""
+
+    @property
+    def id(self) -> int:
+        """Of this worker."""
+        ...
+
+    @property
+    def fenced(self) -> bool:
+        """Whether this worker was given up, and its tasks given to others."""
+        ...
+
+    def on_view(self, callback: Callable[[View], None]) -> None:
+        """Have a function called with each new view, from another thread, once `view` is that view."""
+        ...
+
+
+class ServerExchange:
+    """Parameters on servers; see `interface.Fetching`. For one thread.
+
+    Args:
+        charter: of the job.
+        member: this worker.
+        secret: shared by the processes of the job.
+        directory: of the exchange; where the worker's actions are logged, if the charter asks for that.
+        compression: what gradients go through; None: they go as they are.
+        outstanding: pushes that may be unacknowledged when `push` returns. By default none where a table is
+            synchronous, as the next read would wait for them; otherwise 2. Gradients are copied if there are any.
+    """
+
+    def __init__(
+        self,
+        charter: Charter,
+        member: Membership,
+        secret: bytes,
+        directory: Directory | None = None,
+        compression: Compressor | None = None,
+        outstanding: int | None = None,
+    ) -> None:
+        self._job, self._member = charter.job, member
+        self._closed = False
+        synchronous = any(map(charter.job.is_synchronous, range(len(charter.job.tables))))
+        self._window = outstanding if outstanding is not None else 0 if synchronous else _OUTSTANDING
+        self._routes = DenseRoutes(charter.job)
+        self._cutter = Cutter(charter.job, self._routes, compression)
+        self._reads = ReadPositions()
+        self._number = self._sequence = 0
+        self._outstanding: deque[Push] = deque()
+        self._figures = Figures()
+        logged = charter.log and directory is not None
+        self._log = ActionLog(directory.actions(member.id), member.id) if directory is not None and logged else None
+        patience_s = max(1.0, charter.terms.lease_s)
+
+        def reach(address: Address) -> Connection:
+            return connect(address, secret, transport=charter.transport, streams=charter.streams, timeout_s=patience_s)
+
+        self._links = Links(member.id, reach, lambda: member.view)
+        self._fetch_links = Links(member.id, reach, lambda: member.view)
+        self._errands = Errands(member, self._links, self._check, self._figures.awaited)
+        self._fetcher: Fetcher | None = None
+        member.on_view(self._adopt)
+
+    @property
+    def job(self) -> Job:
+        """See `interface.Exchange`."""
+        return self._job
+
+    def logged(self, dealer: Dealer) -> Dealer:
+        """Return a dealer whose deals are written to the log of actions, if there is one: the one to work for."""
+        return dealer if self._log is None else LoggedDealer(dealer, self._log)
+
+    def pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> None:
+        """See `interface.Exchange`."""
+        self._read(self._dense_pull(tables, out, clock))
+
+    def pull_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> None:
+        """See `interface.Exchange`."""
+        self._read(self._rows_pull(table, keys, out, clock))
+
+    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Fetch:
+        """See `interface.Fetching`."""
+        return self._begin(self._dense_pull(tables, out, clock))
+
+    def fetch_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> Fetch:
+        """See `interface.Fetching`."""
+        return self._begin(self._rows_pull(table, keys, out, clock))
+
+    def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arriving:
+        """See `interface.Fetching`."""
+        return in_order(lambda some, places: self.fetch(some, places, clock), tables, out)
+
+    def push(
+        self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
+    ) -> None:
+        """See `interface.Exchange`."""
+        self._check()
+        began = time.monotonic()
+        outgoing = self._cutter.cut(dense, rows, keep=self._window > 0)
+        reads = self._reads.pushed(self._job.shards)
+        self._sequence += 1
+        if self._log is not None:
+            self._log.pushes(self._sequence, tasks)
+        push = Push(self._member.id, self._sequence, tasks, weight, reads, outgoing)
+        self._errands.begin(push)
+        self._outstanding.append(push)
+        self._settle(self._window)
+        self._figures.pushed(time.monotonic() - began, sum(len(given.keys) for given in rows.values()))
+
+    def flush(self) -> None:
+        """See `interface.Exchange`."""
+        self._settle(0)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what was counted: see `figures.Figures.to_dict`; beside it bytes and pushes under way."""
+        both = (self._links, self._fetch_links)
+        return {
+            **self._figures.to_dict(),
+            "sent_bytes": sum(links.sent_bytes for links in both),
+            "received_bytes": sum(links.received_bytes for links in both),
+            "outstanding": len(self._outstanding),
+        }
+
+    def close(self) -> None:
+        """See `interface.Exchange`. Pushes that are not acknowledged are given up; may be called twice."""
+        self._closed = True
+        self._links.close()
+        self._fetch_links.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
+            self._fetcher = None
+        if self._log is not None:
+            self._log.close()
+
+    def _dense_pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> DensePull:
+        for table, values in zip(tables, out, strict=True):
+            held = self._job.tables[table]
+            if not isinstance(held, DenseTable):
+                raise ExchangeError(f"{held.name} is a table of rows: it cannot be read whole.")
+            if values.shape != held.shape or values.dtype != getattr(torch, held.dtype) or not values.is_contiguous():
+                raise ExchangeError(
+                    f"{held.name} is {list(held.shape)} of {held.dtype}, and is read into a contiguous tensor of that; "
+                    f"given is {list(values.shape)} of {str(values.dtype).removeprefix('torch.')}."
+                )
+        self._number += 1
+        return DensePull(self._number, tables, out, clock, self._routes)
+
+    def _rows_pull(self, table: int, keys: Tensor, out: Tensor, clock: int) -> RowsPull:
+        held = self._job.tables[table]
+        if not isinstance(held, SparseTable):
+            raise ExchangeError(f"{held.name} is a dense table: it is read whole.")
+        if keys.dtype != torch.int64 or out.shape != (len(keys), held.width) or out.dtype != getattr(torch, held.dtype):
+            raise ExchangeError(
+                f"rows of {held.name}: {len(keys)} keys of {keys.dtype} into {list(out.shape)} of {out.dtype}; the "
+                f"table has int64 keys and rows of {held.width} {held.dtype}."
+            )
+        self._number += 1
+        return RowsPull(self._number, table, routed(keys, self._job.shards), out, clock)
+
+    def _read(self, pull: Pull) -> None:
+        self._check()
+        self._errands.begin(pull)
+        self._finish(self._errands, pull, lambda: self._settle(0))
+        self._taken(pull)
+
+    def _begin(self, pull: Pull) -> Fetch:
+        self._check()
+        if self._fetcher is None:
+            of_its_own = Errands(self._member, self._fetch_links, self._check, self._figures.awaited)
+            self._fetcher = Fetcher(of_its_own, self._finish)
+        fetch = Fetch(pull, lambda: self._settle(0), self._taken)
+        self._fetcher.begin(fetch)
+        return fetch
+
+    def _finish(self, of: Errands, pull: Pull, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait for a read and write it down."""
+        began = time.monotonic()
+        try:
+            of.finish(pull, meanwhile)
+        except Interrupted:
+            if self._log is not None:
+                self._log.interrupted(pull.number)
+            raise
+        if self._log is not None:
+            self._log.pulled(pull.number, pull.positions)
+        self._figures.pulled(time.monotonic() - began, pull.rows, pull.waited_s)
+
+    def _taken(self, pull: Pull) -> None:
+        self._reads.read(pull.tables, pull.positions)
+
+    def _settle(self, left: int) -> None:
+        """Wait until no more than `left` pushes are unacknowledged."""
+        while len(self._outstanding) > left:
+            push = self._outstanding[0]
+            self._errands.finish(push)
+            self._outstanding.popleft()
+            self._figures.acknowledged(push.staleness.values())
+
+    def _adopt(self, view: View) -> None:
+        """Wait no longer for servers that are gone."""
+        self._links.keep(view.servers)
+        self._fetch_links.keep(view.servers)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ConnectionLost("the exchange was closed.")
+        if self._member.fenced:
+            raise ExchangeError(
+                f"worker {self._member.id} was given up because it was not heard of; its tasks are done by others. "
+                "It may join again, as a new worker."
+            )
