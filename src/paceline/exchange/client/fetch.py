@@ -121,7 +121,7 @@ def in_order(
     """Begin to read tables one after the other, small ones together."""
     pending: dict[int, Pending] = {}
     group: list[int] = []
-    for index, table in enumerate(tables):
+    for index in range(len(tables)):
         group.append(index)
         size = sum(out[i].nbytes for i in group)
         if size >= _GROUP_BYTES or index == len(tables) - 1:

@@ -112,8 +112,8 @@ class Cutter:
         dtype = getattr(torch, held.dtype)
         if keys.dtype != torch.int64 or values.shape != (len(keys), held.width) or values.dtype != dtype:
             raise ExchangeError(
-                f"rows of {held.name}: {len(keys)} keys of {keys.dtype} and values {_kind(values)}; the table takes int64 "
-                f"keys and [{len(keys)}, {held.width}] of {held.dtype}."
+                f"rows of {held.name}: {len(keys)} keys of {keys.dtype} and values {_kind(values)}; the table takes "
+                f"int64 keys and [{len(keys)}, {held.width}] of {held.dtype}."
             )
         sorted_keys = routed(keys, self._job.shards)
         ordered = values.detach()[sorted_keys.order]
