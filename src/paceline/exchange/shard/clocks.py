@@ -1,0 +1,78 @@
+"""Which tasks were applied to a shard, and what may therefore be read: clocks and their bounds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Self
+
+from paceline.exchange.job import Job
+
+_NAMED: Final = 16
+"""Missing tasks that are named; whoever waits for more hears of the others later."""
+
+
+class Clocks:
+    """The tasks that were applied: all below a floor, and some above it.
+
+    Args:
+        job: for its pieces and the bounds of its tables.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._pieces = job.pieces
+        bounds = (table.consistency.bound for table in job.tables)
+        self._kept = 1 + max((bound for bound in bounds if bound is not None), default=0)
+        self._floor = 0
+        self._above: set[int] = set()
+        self._reached: deque[tuple[int, int]] = deque([(0, 0)], self._kept)  # clock, and the position it came with
+
+    @property
+    def completed(self) -> int:
+        """The clock all tasks of clocks below which were applied."""
+        return self._floor // self._pieces
+
+    def holds(self, task: int) -> bool:
+        """Whether a task was applied."""
+        return 0 <= task < self._floor or task in self._above
+
+    def add(self, tasks: Iterable[int], position: int) -> None:
+        """Note tasks as applied, by the update that the shard counts as `position`."""
+        before = self.completed
+        self._above.update(tasks)
+        while self._floor in self._above:
+            self._above.remove(self._floor)
+            self._floor += 1
+        first = max(before, self.completed - self._kept)
+        self._reached.extend((clock, position) for clock in range(first + 1, self.completed + 1))
+
+    def missing(self, clock: int) -> tuple[int, ...]:
+        """Return tasks of clocks below `clock` that were not applied: the lowest ones."""
+        found: list[int] = []
+        for task in range(self._floor, max(0, clock) * self._pieces):
+            if len(found) == _NAMED:
+                break
+            if task not in self._above:
+                found.append(task)
+        return tuple(found)
+
+    def reached(self, clock: int) -> int:
+        """Return the position at which all tasks of clocks below `clock` had been applied, first.
+
+        0 for clocks that are further back than any bound reaches.
+        """
+        return next((position for known, position in self._reached if known == clock), 0)
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"floor": self._floor, "above": sorted(self._above), "reached": list(map(list, self._reached))}
+
+    @classmethod
+    def of(cls, job: Job, state: Mapping[str, Any]) -> Self:
+        """Read what `state` wrote."""
+        made = cls(job)
+        made._floor = state["floor"]
+        made._above = set(state["above"])
+        made._reached.clear()
+        made._reached.extend((clock, position) for clock, position in state["reached"])
+        return made

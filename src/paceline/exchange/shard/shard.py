@@ -1,0 +1,217 @@
+"""The state machine of a shard: tables, clocks and what was applied. Equal updates in equal order give equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from paceline.exchange.job import Job, SparseTable
+from paceline.exchange.layout import dense_ranges
+from paceline.exchange.shard.checks import Checks
+from paceline.exchange.shard.clocks import Clocks
+from paceline.exchange.shard.pieces import Step
+from paceline.exchange.shard.sequences import Sequences
+from paceline.exchange.table.dense import Dense
+from paceline.exchange.table.sparse import Sparse
+from paceline.exchange.updates import Applied, Part, Update
+
+
+class ShardState(NamedTuple):
+    """All of a shard: copies of its tensors, by name, and plain values for JSON."""
+
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+
+
+class Shard:
+    """One shard of a job. Used by one thread at a time.
+
+    Args:
+        job: what is kept.
+        number: of the shard.
+    """
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job = job
+        self.number = number
+        self._position = 0
+        self._clocks = Clocks(job)
+        self._sequences = Sequences()
+        self._steps: dict[int, Step] = {}
+        self._dense: dict[int, Dense] = {}
+        self._sparse: dict[int, Sparse] = {}
+        counts = _counts(job, number)
+        for index, table in enumerate(job.tables):
+            dtype = getattr(torch, table.dtype)
+            if isinstance(table, SparseTable):
+                self._sparse[index] = Sparse(table.width, dtype, table.rule, table.initializer, job.seed)
+            elif index in counts:
+                self._dense[index] = Dense(counts[index], dtype, table.rule)
+        self._has_steps = any(job.is_synchronous(index) for index in self.tables)
+        self._checks = Checks(job, number, self.tables, counts)
+
+    @property
+    def position(self) -> int:
+        """How many updates were applied."""
+        return self._position
+
+    @property
+    def completed(self) -> int:
+        """The clock all tasks of clocks below which were applied."""
+        return self._clocks.completed
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """The tables of which this shard holds something."""
+        return tuple(sorted((*self._dense, *self._sparse)))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of tables with what their rules keep."""
+        return sum(self.table(index).memory_bytes for index in self.tables)
+
+    def ready(self, table: int, clock: int) -> bool:
+        """Whether who computes a task of `clock` may read a table."""
+        bound = self.job.tables[table].consistency.bound
+        return bound is None or self._clocks.completed >= clock - bound
+
+    def missing(self, table: int, clock: int) -> tuple[int, ...]:
+        """Return tasks that such a reader waits for: the lowest ones, 16 at most."""
+        bound = self.job.tables[table].consistency.bound
+        return () if bound is None else self._clocks.missing(clock - bound)
+
+    def read(self, table: int) -> Tensor:
+        """Return the elements of a dense table that are here, range after range. [n]; not a copy."""
+        return self._dense[table].values
+
+    def read_rows(self, table: int, keys: Tensor, out: Tensor) -> None:
+        """Write rows into `out` ([n, width]); those that nobody has updated yet have their initial values."""
+        self._sparse[table].read(keys, out)
+
+    def check(self, update: Update) -> None:
+        """Check an update before anything changes; what was applied before passes.
+
+        Raises:
+            ExchangeError: it does not fit the tables, or it breaks the bound of one.
+        """
+        if self._earlier(update) is None:
+            self._checks.check(update, self._clocks, self._position)
+
+    def apply(self, update: Update) -> Applied:
+        """Apply an update, once. Its tensors may change afterwards.
+
+        Raises:
+            ExchangeError: as `check`; nothing was changed.
+        """
+        earlier = self._earlier(update)
+        if earlier is not None:
+            return Applied(earlier, 0, True)
+        self._checks.check(update, self._clocks, self._position)
+        staleness = self._staleness(update)
+        self._position += 1
+        self._sequences.add(update.worker, update.sequence, self._position)
+        if update.tasks:
+            self._learn(update, staleness)
+        else:
+            self._add(update.parts)
+        return Applied(self._position, staleness, False)
+
+    def forget_workers(self) -> None:
+        """Forget who pushed what: workers begin anew with the numbers of others. Tasks still count once."""
+        self._sequences = Sequences()
+
+    def state(self) -> ShardState:
+        """Return all of the shard."""
+        tensors: dict[str, Tensor] = {}
+        for index in self.tables:
+            tensors |= {f"table.{index}.{name}": tensor.clone() for name, tensor in self.table(index).state().items()}
+        return ShardState(tensors, self.meta(tensors))
+
+    @classmethod
+    def of(cls, job: Job, number: int, state: ShardState) -> Self:
+        """Make a shard that goes on where another was when `state` was taken, to the bit."""
+        tensors, meta = state
+        made = cls(job, number)
+        made._position = meta["position"]
+        made._clocks = Clocks.of(job, meta["clocks"])
+        made._sequences = Sequences.of(meta["sequences"])
+        for clock, step in meta["steps"].items():
+            made._steps[int(clock)] = Step.of(f"step.{clock}", tensors, step)
+        for index in made.tables:
+            prefix = f"table.{index}."
+            held = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            made.table(index).load(held)
+        return made
+
+    def table(self, index: int) -> Dense | Sparse:
+        """Return what keeps a table of this shard."""
+        return self._dense[index] if index in self._dense else self._sparse[index]
+
+    def meta(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the state beside that of tables, and put its tensors into `tensors`."""
+        steps = {str(clock): step.state(f"step.{clock}", tensors) for clock, step in sorted(self._steps.items())}
+        return {
+            "position": self._position,
+            "clocks": self._clocks.state(),
+            "sequences": self._sequences.state(),
+            "steps": steps,
+        }
+
+    def _earlier(self, update: Update) -> int | None:
+        """Return where an update was applied before, or now's position where only that is known; None: it is new."""
+        position = self._sequences.position(update.worker, update.sequence, self._position)
+        if position is None and update.tasks and all(map(self._clocks.holds, update.tasks)):
+            return self._position
+        return position
+
+    def _learn(self, update: Update, staleness: int) -> None:
+        clock = self.job.clock(update.tasks[0])
+        pieces = []
+        for part in update.parts:
+            if self.job.is_synchronous(part.table):
+                pieces.append(part)
+            elif self.job.damp_stale and staleness:
+                self._update(part._replace(values=part.values / (1 + staleness)))
+            else:
+                self._update(part)
+        if self._has_steps:
+            if clock not in self._steps:
+                self._steps[clock] = Step(clock * self.job.pieces)
+            self._steps[clock].add(update.tasks, update.weight, pieces)
+        self._clocks.add(update.tasks, self._position)
+        for done in sorted(self._steps):
+            if done >= self._clocks.completed:
+                break
+            for part in self._steps.pop(done).means():
+                self._update(part)
+
+    def _update(self, part: Part) -> None:
+        table, keys, values = part
+        if keys is None:
+            self._dense[table].update(values)
+        else:
+            self._sparse[table].update(keys, values)
+
+    def _add(self, parts: tuple[Part, ...]) -> None:
+        for table, keys, values in parts:
+            if keys is None:
+                self._dense[table].add(values)
+            else:
+                self._sparse[table].add(keys, values)
+
+    def _staleness(self, update: Update) -> int:
+        """Return how many updates came between the read and now; none where all of it is synchronous."""
+        loose = any(not self.job.is_synchronous(part.table) for part in update.parts)
+        return self._position - update.read if loose and update.read >= 0 else 0
+
+
+def _counts(job: Job, number: int) -> Mapping[int, int]:
+    """Return how many elements of each dense table a shard holds."""
+    counts: dict[int, int] = {}
+    for held in dense_ranges(job):
+        if held.shard == number:
+            counts[held.table] = counts.get(held.table, 0) + held.count
+    return counts
