@@ -1,7 +1,8 @@
 """Which copy to move so that servers have equally much to do.
 
 A copy costs its server every update; a head and a tail talk to workers besides. The imbalance is the sum over servers
-of the squares of these three counts. A step is taken where it makes the sum smaller, so steps come to an end.
+of the squares of these three counts. A step is taken where it makes the sum smaller, so steps come to an end. A step
+adds a copy before it drops one: where all servers hold all shards, heads stay where they are, however uneven.
 """
 
 from __future__ import annotations
