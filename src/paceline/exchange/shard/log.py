@@ -122,7 +122,7 @@ def read_updates(
 
     Args:
         paths: logs of all servers that there ever were.
-        after: of each shard the position from which to begin, such as that of a snapshot; without, from its first record.
+        after: of each shard the position to begin after, such as that of a snapshot; without, from its first record.
         final: of each shard its last position, where it is known.
 
     Raises:
