@@ -6,6 +6,7 @@ from torch import nn
 
 from paceline.errors import ExchangeError, nearest
 from paceline.exchange.job import DenseTable, Job, Rule, SparseTable, Table
+from paceline.exchange.table.rules import RULES
 from paceline.exchange.terms import Terms
 from paceline.train.recipe import Recipe
 from paceline.train.servers.rules import rule_of
@@ -74,6 +75,12 @@ def _table(recipe: Recipe, server: ServerSection, name: str, parameter: nn.Param
         rule = _AVERAGED
     else:
         rule = rule_of(optimizer.name, optimizer.options, decays=parameter.dim() > 1 or optimizer.decay_vectors)
+        if not RULES[rule.name].dense:
+            raise ExchangeError(
+                f"optimizer.name is {optimizer.name}, which is for sparse tables, and '{name}' is none: choose "
+                f"another, and give tables theirs, as in server.tables={{PARAMETER: {{keys: KEY, optimizer: {{name: "
+                f"{optimizer.name}, lr: {optimizer.lr}}}}}}}."
+            )
     return DenseTable(name, tuple(parameter.shape), dtype, rule, server.dense_consistency)
 
 

@@ -185,19 +185,27 @@ class Replica:
         used = [table for table in used if table in self.dense]
         return used + [table for table in self.dense if table not in used]
 
-    @torch.no_grad()
+    def whole(self, table: int) -> Tensor:
+        """Return a parameter as the ranks have it now; not a copy where it is whole in one place."""
+        return self._assembled(table, lambda shard: shard.tensor.detach())
+
     def _gradient(self, table: int) -> Tensor:
         """The whole gradient of a table."""
-        described = self.job.tables[table]
-        shards = [shard for shard in self._shards[described.name] if shard.owner] or self._shards[described.name]
-        gradients = [shard.tensor.grad for shard in shards]
-        if len(shards) == 1 and gradients[0] is not None and gradients[0].shape == shards[0].shape:
-            return gradients[0].cpu().contiguous()
+        return self._assembled(table, lambda shard: shard.tensor.grad)
+
+    @torch.no_grad()
+    def _assembled(self, table: int, of: Callable[[Shard], Tensor | None]) -> Tensor:
+        """Put together what the ranks have of a tensor; zeros where they have nothing."""
+        every = self._shards[self.job.tables[table].name]
+        shards = [shard for shard in every if shard.owner]
+        pieces = [of(shard) for shard in shards]
+        if len(shards) == 1 and pieces[0] is not None:
+            return pieces[0].cpu().contiguous()
         whole = torch.zeros(shards[0].shape, dtype=shards[0].tensor.dtype)
-        for shard, gradient in zip(shards, gradients, strict=True):
-            if gradient is not None:
+        for shard, piece in zip(shards, pieces, strict=True):
+            if piece is not None:
                 for patch in shard.patches:
-                    whole[patch.whole.index].copy_(gradient[patch.local.index])
+                    whole[patch.whole.index].copy_(piece[patch.local.index])
         return whole
 
     def _row_gradients(self) -> dict[int, Rows]:
