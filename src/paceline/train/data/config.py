@@ -218,6 +218,54 @@ class HfData(WindowKeys):
         return self
 
 
+class _LinesData(_Data):
+    """Text files of any size, a sample in each line.
+
+    Attributes:
+        files: paths and globs.
+        validation_files: more of them, to validate on; otherwise some of every 1,000 lines serve.
+        buckets: keys are hashed to 1, 2, ... below this many, the rows of a table that is kept whole; when absent they
+            have 64 bits, for tables on servers.
+    """
+
+    files: Annotated[Paths, Field(min_length=1)]
+    validation_files: Paths = ()
+    buckets: Annotated[int, Field(ge=2, strict=True)] | None = None
+
+
+class LibsvmData(_LinesData):
+    """Lines of `label index:value index:value ...`.
+
+    Attributes:
+        keys: names under which the module takes the keys and values of features, and labels.
+        features: places for features in each sample; as many as the longest line has when absent.
+        longer: what is done with lines of more: `refuse`, or `cut` off the last ones.
+        binary: labels are 0 and 1, or -1 and 1, which become 0 and 1; when false any numbers, as they are.
+        zero_based: indices count from 0, and their keys are one more: 0 is the key of no feature.
+    """
+
+    source: Literal["libsvm"]
+    keys: tuple[str, str, str] = ("keys", "values", "labels")
+    features: Annotated[int, Field(ge=1, strict=True)] | None = None
+    longer: Literal["refuse", "cut"] = "refuse"
+    binary: Flag = True
+    zero_based: Flag = False
+
+
+class CriteoData(_LinesData):
+    """Click logs in Criteo's format.
+
+    Attributes:
+        keys: names under which the module takes keys, numbers and labels.
+        integers: what becomes of the 13 columns of whole numbers: `numbers`, log(1 + x), 0 where missing or negative;
+            or `keys`, one more key each, by classes that widen.
+    """
+
+    source: Literal["criteo"]
+    keys: tuple[str, str, str] = ("keys", "numbers", "labels")
+    integers: Literal["numbers", "keys"] = "numbers"
+
+
 class FactoryData(_Data):
     """A map-style dataset of the user's own.
 
@@ -233,5 +281,6 @@ class FactoryData(_Data):
 
 
 DataConfig: TypeAlias = Annotated[
-    StdlibData | TextData | NumpyData | DigitsData | HfData | FactoryData, Field(discriminator="source")
+    StdlibData | TextData | NumpyData | DigitsData | HfData | LibsvmData | CriteoData | FactoryData,
+    Field(discriminator="source"),
 ]

@@ -9,8 +9,20 @@ from typing import Any
 from paceline.errors import DataError, PacelineError
 from paceline.program.factory import load_factory, user_line
 from paceline.train.data.arrays import open_digits, open_numpy
-from paceline.train.data.config import DataConfig, DigitsData, FactoryData, HfData, NumpyData, StdlibData, TextData
+from paceline.train.data.config import (
+    CriteoData,
+    DataConfig,
+    DigitsData,
+    FactoryData,
+    HfData,
+    LibsvmData,
+    NumpyData,
+    StdlibData,
+    TextData,
+)
+from paceline.train.data.criteo import open_criteo
 from paceline.train.data.huggingface import open_hf
+from paceline.train.data.libsvm import open_libsvm
 from paceline.train.data.source import DatasetSource, Source, split
 from paceline.train.data.text import open_stdlib, open_text
 
@@ -45,6 +57,10 @@ def open_source(
             return open_digits(config)
         case HfData():
             return open_hf(config, base_dir)
+        case LibsvmData():
+            return open_libsvm(config, base_dir)
+        case CriteoData():
+            return open_criteo(config, base_dir)
         case FactoryData():
             return _open_factory(config, base_dir, resolve)
 
