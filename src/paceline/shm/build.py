@@ -1,4 +1,4 @@
-"""The native part, built from `native/` at first use with torch's own extension tools, and kept.
+"""The native part of this room, from `native/`.
 
     python -m paceline.shm
 
@@ -7,150 +7,27 @@ builds it ahead of time. Without a compiler there is none, and ranks exchange th
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import importlib.machinery
-import importlib.util
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import sysconfig
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
-import torch
+from paceline.native import BuildError, Extension
 
 __all__ = ["BuildError", "native"]
 
-NAME = "paceline_shm"
-_SOURCES = Path(__file__).parent / "native"
-_FLAGS = ("-O3", "-march=native", "-fwrapv", "-fvisibility=hidden", "-std=c++20")
-_TIMEOUT_S = 900
-_LAST_LINES = 15
+_EXTENSION: Final = Extension(
+    name="paceline_shm",
+    sources=Path(__file__).parent / "native",
+    units=("module.cpp", "core/*.cpp"),
+    what="the exchange through shared memory",
+    takes="about a minute",
+)
 
 
-class BuildError(Exception):
-    """The native part cannot be built here; the message says why."""
-
-
-@cache
 def native() -> ModuleType:
     """Return the native module; the first process on a machine builds it, others wait for that.
 
     Raises:
         BuildError: there is no compiler, or it failed.
     """
-    directory = _directory()
-    library = directory / f"{NAME}.so"
-    if not library.exists():
-        with _locked(directory) as lock:
-            if not library.exists():
-                _build(directory, lock)
-    return _import(library)
-
-
-def _directory() -> Path:
-    """Return where this machine keeps what these sources, this torch and this processor give together."""
-    parts = [torch.__version__, sys.version, sysconfig.get_platform(), *_FLAGS, _processor()]
-    digest = hashlib.sha256("\n".join(parts).encode())
-    for path in sorted(path for path in _SOURCES.rglob("*") if path.suffix in (".cpp", ".hpp")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "paceline" / "native" / digest.hexdigest()[:16]
-
-
-def _processor() -> str:
-    """Return what tells processors apart: a home directory may be shared by machines of several kinds."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[int]:
-    """Be the only one that builds there; yields the lock, which holds as long as a process has it open."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(directory / "building", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
-    except OSError as error:
-        raise BuildError(f"cannot write to {directory} ({error.strerror}); set XDG_CACHE_HOME elsewhere") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _build(directory: Path, lock: int) -> None:
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        raise BuildError("there is no C++ compiler (Debian, Ubuntu: apt install g++)")
-    sys.stderr.write("paceline: building the exchange through shared memory, once on this machine (about a minute)\n")
-    start = time.monotonic()
-    # Apart from this process: torch's tools read the PATH, print, and lock by files that a killed build leaves behind.
-    directory.joinpath("lock").unlink(missing_ok=True)
-    command = [sys.executable, __file__, str(directory)]
-    try:
-        done = subprocess.run(
-            command,
-            env=_environment(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-            pass_fds=(lock,),  # should we be killed, others wait for what goes on building
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"the compiler took longer than {_TIMEOUT_S} s") from error
-    output = done.stdout + done.stderr
-    directory.joinpath("build.log").write_text(output)
-    if done.returncode != 0:
-        lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
-        first = "\n  ".join(lines[:_LAST_LINES])
-        raise BuildError(f"the compiler failed:\n  {first}\n(all of it: {directory}/build.log)")
-    directory.joinpath(f"{NAME}.built.so").rename(directory / f"{NAME}.so")
-    sys.stderr.write(f"paceline: built in {time.monotonic() - start:.0f} s\n")
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a build: with the `ninja` of this Python's own packages within reach."""
-    scripts = sysconfig.get_path("scripts")
-    return {**os.environ, "PATH": os.pathsep.join((os.environ.get("PATH", os.defpath), scripts))}
-
-
-def _compile(directory: Path) -> None:
-    from torch.utils.cpp_extension import load
-
-    load(
-        NAME,
-        [str(path) for path in (_SOURCES / "module.cpp", *sorted((_SOURCES / "core").glob("*.cpp")))],
-        extra_cflags=list(_FLAGS),
-        build_directory=str(directory),
-        is_python_module=False,
-    )
-    # Only what is complete gets the name under which others look for it.
-    directory.joinpath(f"{NAME}.so").rename(directory / f"{NAME}.built.so")
-
-
-def _import(library: Path) -> ModuleType:
-    loader = importlib.machinery.ExtensionFileLoader(NAME, str(library))
-    spec = importlib.util.spec_from_file_location(NAME, library, loader=loader)
-    assert spec is not None
-    try:
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-    except ImportError as error:
-        raise BuildError(f"cannot load {library} ({error}); remove its directory to build it anew") from error
-    return module
-
-
-if __name__ == "__main__":
-    _compile(Path(sys.argv[1]))
+    return _EXTENSION.load()
