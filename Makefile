@@ -17,13 +17,14 @@ help:  ## Print this help.
 env: $(STAMP)  ## Make the environment in .venv and install Paceline with everything its tests need.
 
 # Installed again only when the dependencies change: an editable install follows the sources by itself. Where there is a
-# C++ compiler, the exchange through shared memory is built now (about a minute, as it says), so that no run has to wait.
+# C++ compiler, what is native is built now (about a minute and a half, as it says), so that no run has to wait.
 $(STAMP): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "$(PYTHON) is not on the PATH; install Python 3.11 or newer, or name yours: make PYTHON=python3.12"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m paceline.shm >/dev/null || true
+	$(BIN)/python -m paceline.exchange.table >/dev/null || true
 	@touch $@
 
 demo: env  ## Train a byte-level GPT on Python's own standard library: two processes, a few minutes.

@@ -14,7 +14,6 @@ from paceline.exchange.job import Initializer, Rule
 from paceline.exchange.table.dense import Dense
 from paceline.exchange.table.rules import RULES, rule_of
 from paceline.exchange.table.sparse import Sparse
-from tests.exchange.table.implementations import every_implementation
 
 _STEPS = 12
 _ROWS, _WIDTH = 7, 5
@@ -63,7 +62,6 @@ def _trained(optimizer: Optimizer, start: Tensor, gradients: Tensor) -> Tensor:
     return parameter.detach()
 
 
-@every_implementation
 @as_torch
 def test_dense_is_torch(implementation, rule, optimizer):
     gradients = _gradients(0)
@@ -75,7 +73,6 @@ def test_dense_is_torch(implementation, rule, optimizer):
     torch.testing.assert_close(table.values.view_as(start), _trained(optimizer, start, gradients), rtol=0, atol=1e-12)
 
 
-@every_implementation
 @as_torch
 def test_sparse_is_torch_on_the_rows_it_is_given(implementation, rule, optimizer):
     gradients = _gradients(0)
@@ -93,7 +90,6 @@ def test_sparse_is_torch_on_the_rows_it_is_given(implementation, rule, optimizer
         torch.testing.assert_close(got[row], _trained(optimizer, start[row], own), rtol=0, atol=1e-12)
 
 
-@every_implementation
 def test_rowwise_adagrad_keeps_the_sum_of_mean_squares(implementation):
     table = Sparse(
         3, torch.float64, Rule("rowwise_adagrad", {"lr": 0.5}), Initializer("uniform", 1.0), 0, implementation
@@ -112,7 +108,6 @@ def test_rowwise_adagrad_keeps_the_sum_of_mean_squares(implementation):
     assert table.state()["sum"].shape == (1,)
 
 
-@every_implementation
 @pytest.mark.parametrize("l1", [0.0, 0.4])
 def test_ftrl_is_algorithm_1(implementation, l1):
     alpha, beta, l2 = 0.3, 0.8, 0.05
@@ -128,7 +123,6 @@ def test_ftrl_is_algorithm_1(implementation, l1):
     assert n > 10
 
 
-@every_implementation
 def test_ftrl_begins_where_a_parameter_is(implementation):
     table = Dense(3, torch.float64, Rule("ftrl", {"l1": 0.4, "l2": 0.1}), implementation)
     begun = torch.tensor([0.5, 0.0, -2.0], dtype=torch.float64)

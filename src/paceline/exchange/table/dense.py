@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.errors import ExchangeError
 from paceline.exchange.job import Rule
-from paceline.exchange.table.implementation import Implementation, chosen
+from paceline.exchange.table.choice import chosen
+from paceline.exchange.table.implementation import Implementation
 from paceline.exchange.table.rules import RULES, rule_of
 from paceline.exchange.table.steps import Steps
 

@@ -1,25 +1,15 @@
-"""What computes: native code where there is a compiler, else numpy. Both give the same bits."""
+"""What an implementation of tables is; `choice.py` has those that there are. All give the same bits."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from enum import Enum
-from functools import cache
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import ExchangeError, nearest
 from paceline.exchange.table.initial import Beginning
-from paceline.exchange.table.portable import route as routing
-from paceline.exchange.table.portable.dense import update_dense
-from paceline.exchange.table.portable.rows import PortableRows
 from paceline.exchange.table.rules import UpdateRule
-
-CHOICE: Final = "PACELINE_TABLE"
-"""Environment variable: `native` or `portable` allow one implementation only."""
 
 _Array: TypeAlias = NDArray[Any]
 DenseUpdate: TypeAlias = Callable[[_Array, _Array, Sequence[_Array], Sequence[_Array], Sequence[_Array]], None]
@@ -72,38 +62,25 @@ class Rows(Protocol):
         ...
 
 
-class Implementation(Enum):
-    """What computes."""
-
-    NATIVE = "native"
-    PORTABLE = "portable"
+class Implementation(Protocol):
+    """Makes tables, and sorts keys. Arrays are contiguous; keys are of 64 bits."""
 
     def dense(self, rule: UpdateRule, dtype: np.dtype[Any]) -> DenseUpdate:
         """Return what updates a dense range."""
-        return lambda *given: update_dense(rule, *given)
+        ...
 
     def rows(self, width: int, dtype: np.dtype[Any], rule: UpdateRule, beginning: Beginning) -> Rows:
         """Return an empty table of rows."""
-        return PortableRows(width, dtype, rule, beginning)
+        ...
 
     def route(self, keys: NDArray[np.int64], order: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
         """Write the order that sorts keys by shard, and where in it each shard begins; offsets: [shards + 1]."""
-        routing.route(keys, order, offsets)
+        ...
 
     def unique(self, keys: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return keys once, in the order in which they came; writes the place of each given one."""
-        return routing.unique(keys, places)
+        ...
 
     def sum_rows(self, rows: _Array, places: NDArray[np.int64], sums: _Array) -> None:
-        """Write the sum of the rows of each place, added in order; each place comes."""
-        routing.sum_rows(rows, places, sums)
-
-
-@cache
-def chosen() -> Implementation:
-    """Return what computes in this process."""
-    choice = os.environ.get(CHOICE, "")
-    known = [one.value for one in Implementation]
-    if choice and choice not in known:
-        raise ExchangeError(f"{CHOICE} is '{choice}'; it is {', '.join(known)}, or not set.{nearest(choice, known)}")
-    return Implementation.PORTABLE
+        """Write the sum of the rows of each place, added in order; places are those that `unique` wrote."""
+        ...

@@ -136,7 +136,8 @@ def logarithm(x: NDArray[np.float64]) -> NDArray[np.float64]:
     series = np.zeros_like(s)
     for term in reversed(range(_LOG_TERMS)):
         series = series * square + 1 / (2 * term + 1)
-    return power * _LN2 + (s + s) * series
+    values: NDArray[np.float64] = power * _LN2 + (s + s) * series
+    return values
 
 
 def _horner(coefficients: tuple[float, ...], x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ExchangeError
-from paceline.exchange.table.implementation import Implementation, chosen
+from paceline.exchange.table.choice import chosen
+from paceline.exchange.table.implementation import Implementation
 
 
 class Routed(NamedTuple):

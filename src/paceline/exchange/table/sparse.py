@@ -12,7 +12,8 @@ from torch import Tensor
 
 from paceline.errors import ExchangeError
 from paceline.exchange.job import Initializer, Rule
-from paceline.exchange.table.implementation import Implementation, chosen
+from paceline.exchange.table.choice import chosen
+from paceline.exchange.table.implementation import Implementation
 from paceline.exchange.table.initial import Beginning
 from paceline.exchange.table.rules import rule_of
 from paceline.exchange.table.steps import Steps

@@ -1,0 +1,224 @@
+// What Python sees of tables: arrays go in and out, and the interpreter is not held meanwhile.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "route.hpp"
+#include "rows.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+using paceline::Beginning;
+using paceline::Column;
+using paceline::Rows;
+using paceline::Steps;
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style>;
+using Keys = Array<int64_t>;
+template <typename T>
+using Arrays = std::vector<Array<T>>;
+
+void check(bool right, const char* what) {
+  if (!right) {
+    throw py::value_error(what);
+  }
+}
+
+template <typename T>
+void check_rows(const Keys& keys, const Array<T>& values, size_t width) {
+  check(
+      keys.ndim() == 1 && values.ndim() == 2 && values.shape(0) == keys.shape(0) &&
+          static_cast<size_t>(values.shape(1)) == width,
+      "keys and values do not fit");
+}
+
+template <typename T, typename Data>
+std::vector<Column<T>> columns_of(const Keys& keys, size_t record, Data& arrays) {
+  std::vector<Column<T>> columns;
+  size_t width = 0;
+  for (auto& array : arrays) {
+    check(array.ndim() == 2 && array.shape(0) == keys.shape(0), "keys and columns do not fit");
+    columns.push_back({array.mutable_data(), static_cast<size_t>(array.shape(1))});
+    width += columns.back().width;
+  }
+  check(width == record, "columns are not those of a row");
+  return columns;
+}
+
+template <typename T>
+void bind_rows(py::module_& m, const char* name) {
+  using Table = Rows<T>;
+  py::class_<Table>(m, name)
+      .def(py::init([](size_t width,
+                       const std::string& rule,
+                       const paceline::Constants& constants,
+                       int distribution,
+                       double scale,
+                       uint64_t salt) {
+        return Table(width, rule, constants, Beginning{distribution, scale, salt});
+      }))
+      .def("__len__", &Table::size)
+      .def_property_readonly("memory_bytes", &Table::bytes)
+      .def("set_tables", &Table::set_tables)
+      .def(
+          "read",
+          [](const Table& table, const Keys& keys, Array<T>& out) {
+            check_rows(keys, out, table.width());
+            T* data = out.mutable_data();
+            py::gil_scoped_release release;
+            return table.read(keys.data(), keys.size(), data);
+          },
+          py::arg("keys").noconvert(),
+          py::arg("out").noconvert())
+      .def(
+          "update",
+          [](Table& table, const Keys& keys, const Array<T>& gradients) {
+            check_rows(keys, gradients, table.width());
+            py::gil_scoped_release release;
+            table.update(keys.data(), keys.size(), gradients.data());
+          },
+          py::arg("keys").noconvert(),
+          py::arg("gradients").noconvert())
+      .def(
+          "add",
+          [](Table& table, const Keys& keys, const Array<T>& differences) {
+            check_rows(keys, differences, table.width());
+            py::gil_scoped_release release;
+            table.add(keys.data(), keys.size(), differences.data());
+          },
+          py::arg("keys").noconvert(),
+          py::arg("differences").noconvert())
+      .def(
+          "put",
+          [](Table& table, const Keys& keys, const Arrays<T>& arrays) {
+            std::vector<Column<const T>> columns;
+            size_t width = 0;
+            for (const auto& array : arrays) {
+              check(array.ndim() == 2 && array.shape(0) == keys.shape(0), "keys and columns do not fit");
+              columns.push_back({array.data(), static_cast<size_t>(array.shape(1))});
+              width += columns.back().width;
+            }
+            check(width == table.record(), "columns are not those of a row");
+            py::gil_scoped_release release;
+            table.put(keys.data(), keys.size(), columns);
+          },
+          py::arg("keys").noconvert(),
+          py::arg("columns").noconvert())
+      .def("count", &Table::count)
+      .def(
+          "copy",
+          [](const Table& table, bool touched, Keys& keys, Arrays<T>& arrays) {
+            check(static_cast<size_t>(keys.size()) == table.count(touched), "there are more or fewer rows");
+            const auto columns = columns_of<T>(keys, table.record(), arrays);
+            int64_t* to = keys.mutable_data();
+            py::gil_scoped_release release;
+            table.copy(touched, to, columns);
+          },
+          py::arg("touched"),
+          py::arg("keys").noconvert(),
+          py::arg("columns").noconvert())
+      .def("clear_touched", &Table::clear_touched);
+}
+
+template <typename T>
+void update_dense(
+    const std::string& name,
+    const paceline::Constants& constants,
+    Array<T>& values,
+    const Array<T>& gradient,
+    Arrays<T>& elements,
+    Arrays<T>& rows,
+    const Arrays<double>& tables) {
+  const auto width = static_cast<size_t>(values.size());
+  check(static_cast<size_t>(gradient.size()) == width, "values and gradient do not fit");
+  for (const auto& state : elements) {
+    check(static_cast<size_t>(state.size()) == width, "values and state do not fit");
+  }
+  for (const auto& state : rows) {
+    check(state.size() == 1, "a range has one number of row state");
+  }
+  const paceline::Row<T> row = {
+      values.mutable_data(),
+      gradient.data(),
+      elements.size() > 0 ? elements[0].mutable_data() : nullptr,
+      elements.size() > 1 ? elements[1].mutable_data() : nullptr,
+      rows.size() > 0 ? rows[0].mutable_data() : nullptr};
+  Steps steps;
+  if (tables.size() == 2) {
+    steps = {tables[0].data(), tables[1].data(), static_cast<size_t>(tables[0].size())};
+  }
+  py::gil_scoped_release release;
+  paceline::with_rule<T>(name, constants, [&](const auto& rule) {
+    check(elements.size() == rule.kElements && rows.size() == rule.kRows, "the state is of another rule");
+    rule.move(row, width, steps);
+  });
+}
+
+template <typename T>
+void bind_type(py::module_& m, const char* rows) {
+  bind_rows<T>(m, rows);
+  m.def(
+      "update_dense",
+      &update_dense<T>,
+      py::arg("rule"),
+      py::arg("constants"),
+      py::arg("values").noconvert(),
+      py::arg("gradient").noconvert(),
+      py::arg("elements").noconvert(),
+      py::arg("rows").noconvert(),
+      py::arg("tables").noconvert());
+  m.def(
+      "sum_rows",
+      [](const Array<T>& rows, const Keys& places, Array<T>& sums) {
+        check(rows.ndim() == 2 && sums.ndim() == 2 && rows.shape(1) == sums.shape(1), "rows and sums do not fit");
+        check(places.size() == rows.shape(0), "rows and places do not fit");
+        T* out = sums.mutable_data();
+        const auto unique = sums.shape(0);
+        py::gil_scoped_release release;
+        for (py::ssize_t i = 0; i < places.size(); ++i) {
+          check(places.data()[i] >= 0 && places.data()[i] < unique, "a place is not among the sums");
+        }
+        paceline::sum_rows(rows.data(), places.data(), places.size(), rows.shape(1), out);
+      },
+      py::arg("rows").noconvert(),
+      py::arg("places").noconvert(),
+      py::arg("sums").noconvert());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  bind_type<float>(m, "RowsFloat32");
+  bind_type<double>(m, "RowsFloat64");
+  m.def(
+      "route",
+      [](const Keys& keys, Keys& order, Keys& offsets) {
+        check(order.size() == keys.size() && offsets.size() > 1, "keys and order do not fit");
+        int64_t* to = order.mutable_data();
+        int64_t* at = offsets.mutable_data();
+        py::gil_scoped_release release;
+        paceline::route(keys.data(), keys.size(), offsets.size() - 1, to, at);
+      },
+      py::arg("keys").noconvert(),
+      py::arg("order").noconvert(),
+      py::arg("offsets").noconvert());
+  m.def(
+      "unique",
+      [](const Keys& keys, Keys& places) {
+        check(places.size() == keys.size(), "keys and places do not fit");
+        int64_t* to = places.mutable_data();
+        std::vector<int64_t> found;
+        {
+          py::gil_scoped_release release;
+          found = paceline::unique(keys.data(), keys.size(), to);
+        }
+        Keys result(static_cast<py::ssize_t>(found.size()));
+        std::copy(found.begin(), found.end(), result.mutable_data());
+        return result;
+      },
+      py::arg("keys").noconvert(),
+      py::arg("places").noconvert());
+}
