@@ -28,7 +28,7 @@ class Source(ABC):
 
     Attributes:
         name: what error messages call it.
-        block: how many samples in a row had better be read together; None where any order is as good. See `order.Order`.
+        block: samples in a row that had better be read together; None where any order is as good. See `order.Order`.
     """
 
     name: str
