@@ -1,0 +1,171 @@
+"""An update of one shard as servers keep it and hand it on: still compressed as the worker sent it.
+
+Replicas decode and apply the same bytes, so they agree bit for bit, and what was compressed crosses the wire compressed
+between servers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.errors import ExchangeError
+from paceline.exchange.job import Job, SparseTable
+from paceline.exchange.messages import Payload, unpacked
+from paceline.exchange.updates import Part, Update
+from paceline.exchange.wire.frame import Frame
+
+
+class Coded(NamedTuple):
+    """What an entry has for one table.
+
+    Attributes:
+        table: its index.
+        codec: that the values went through; 0: none.
+        size: elements of a dense table, or rows.
+        tensors: keys first, for rows; then the values, or what the codec made of them.
+    """
+
+    table: int
+    codec: int
+    size: int
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An update of a shard, see `updates.Update`.
+
+    Attributes:
+        position: that it has in the shard; 0 before it is applied.
+        parts: by table.
+        borrowed: the tensors are a connection's memory, and change with its next message.
+    """
+
+    shard: int
+    position: int
+    worker: int
+    sequence: int
+    tasks: tuple[int, ...]
+    read: int
+    weight: float
+    parts: tuple[Coded, ...]
+    borrowed: bool = True
+
+    def update(self, job: Job) -> Update:
+        """Decode it.
+
+        Raises:
+            ExchangeError: a table or codec that there is not, or tensors that do not fit it.
+        """
+        parts = tuple(_decoded(part, job) for part in self.parts)
+        return Update(self.worker, self.sequence, self.tasks, self.read, self.weight, parts)
+
+    def kept(self, position: int) -> Entry:
+        """Return it as it is kept once applied: with its position, and with memory of its own."""
+        if not self.borrowed:
+            return replace(self, position=position)
+        parts = (part._replace(tensors=tuple(tensor.clone() for tensor in part.tensors)) for part in self.parts)
+        return replace(self, position=position, parts=tuple(parts), borrowed=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for part in self.parts for tensor in part.tensors)
+
+
+def _decoded(part: Coded, job: Job) -> Part:
+    if not 0 <= part.table < len(job.tables):
+        raise ExchangeError(f"there is no table {part.table}: the job has tables 0 to {len(job.tables) - 1}.")
+    table = job.tables[part.table]
+    rows = isinstance(table, SparseTable)
+    keys = part.tensors[0] if rows else None
+    coded = part.tensors[1:] if rows else part.tensors
+    if part.codec:
+        raise ExchangeError(f"there is no codec {part.codec}.")
+    if len(coded) != 1:
+        raise ExchangeError(f"an update of table {table.name} came with {len(coded)} tensors of values; it has one.")
+    return Part(part.table, keys, coded[0])
+
+
+def pushed(frame: Frame, job: Job, *, borrowed: bool) -> list[Entry]:
+    """Read a PUSH: an entry for each shard that it names.
+
+    Raises:
+        ExchangeError: it is none.
+    """
+    try:
+        tasks, reads, rest = _addressed(frame.numbers)
+        payloads = unpacked(rest, frame.tensors)
+        parts: dict[int, list[Coded]] = {shard: [] for shard in reads}
+        for payload in payloads:
+            for shard, part in _sliced(payload, job):
+                parts[shard].append(part)
+    except (ValueError, KeyError, IndexError) as error:
+        raise ExchangeError(f"a push of worker {frame.worker} cannot be read: {error!r}") from error
+    return [
+        Entry(shard, 0, frame.worker, frame.sequence, tasks, read, frame.weight, tuple(parts[shard]), borrowed)
+        for shard, read in reads.items()
+    ]
+
+
+def _addressed(numbers: NDArray[np.int64]) -> tuple[tuple[int, ...], dict[int, int], NDArray[np.int64]]:
+    """Return the tasks of a push, the position that was read of each shard, and the payloads' numbers."""
+    count = int(numbers[0])
+    shards = int(numbers[1 + count])
+    at = 2 + count
+    if count < 0 or shards < 0 or at + 2 * shards > len(numbers):
+        raise ValueError("its numbers end too early")
+    pairs: list[int] = numbers[at : at + 2 * shards].tolist()
+    reads = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    return tuple(numbers[1 : 1 + count].tolist()), reads, numbers[at + 2 * shards :]
+
+
+def _sliced(payload: Payload, job: Job) -> Iterable[tuple[int, Coded]]:
+    """Return what a payload has for each of its shards."""
+    if not 0 <= payload.table < len(job.tables):
+        raise ValueError(f"there is no table {payload.table}")
+    rows = isinstance(job.tables[payload.table], SparseTable)
+    keys, values = (payload.tensors[:1], payload.tensors[1:]) if rows else ((), payload.tensors)
+    each = len(values) // max(1, len(payload.slices))
+    for index, (shard, begin, end) in enumerate(payload.slices):
+        if not 0 <= begin <= end:
+            raise ValueError(f"a slice from {begin} to {end}")
+        held = values[each * index : each * (index + 1)] if payload.codec else (values[0][begin:end],)
+        yield shard, Coded(payload.table, payload.codec, end - begin, (*(key[begin:end] for key in keys), *held))
+
+
+def forwarded(entries: Sequence[Entry], epoch: int) -> Frame:
+    """Return entries as a frame, without its kind; `received` reads it."""
+    numbers: list[int] = []
+    tensors: list[Tensor] = []
+    for entry in entries:
+        weight = int(np.float64(entry.weight).view(np.int64))
+        numbers += (entry.shard, entry.position, entry.worker, entry.sequence, entry.read, weight)
+        numbers += (len(entry.tasks), *entry.tasks, len(entry.parts))
+        for part in entry.parts:
+            numbers += (part.table, part.codec, part.size, len(part.tensors))
+            tensors += part.tensors
+    return Frame(0, epoch=epoch, numbers=np.array(numbers, dtype=np.int64), tensors=tensors)
+
+
+def received(frame: Frame, *, borrowed: bool) -> list[Entry]:
+    """Read what `forwarded` made."""
+    numbers = iter(frame.numbers.tolist())
+    tensors = iter(frame.tensors)
+    entries = []
+    for shard in numbers:
+        position, worker, sequence, read, weight, count = (next(numbers) for _ in range(6))
+        tasks = tuple(next(numbers) for _ in range(count))
+        parts = []
+        for _ in range(next(numbers)):
+            table, codec, rows, held = (next(numbers) for _ in range(4))
+            parts.append(Coded(table, codec, rows, tuple(next(tensors) for _ in range(held))))
+        counts = float(np.int64(weight).view(np.float64))
+        entries.append(Entry(shard, position, worker, sequence, tasks, read, counts, tuple(parts), borrowed))
+    return entries

@@ -1,0 +1,369 @@
+"""All replicas of a server under one lock: what is pushed, handed on, acknowledged and read, in the epoch of one view.
+
+The lock is held while updates are applied, logged and put into outboxes, so that they leave in the order in which they
+were applied, and while reads are copied, so that they are of one position. Nothing is sent under it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, NamedTuple, TypeAlias
+
+from paceline.errors import ExchangeError
+from paceline.exchange.job import Job
+from paceline.exchange.server.entry import Entry
+from paceline.exchange.server.outlet import Outlet
+from paceline.exchange.server.place import Place, places
+from paceline.exchange.server.replica import Replica, Upstream, Waiting
+from paceline.exchange.server.requests import NotYet, Read, Refused
+from paceline.exchange.shard.shard import Shard
+from paceline.exchange.updates import Applied, Update
+from paceline.exchange.view import Address, View
+
+_NEWER_VIEW_S: Final = 2.0
+"""How long a request of a later epoch than this server's waits for its view."""
+
+
+class Told(NamedTuple):
+    """What is to be said once the lock is free."""
+
+    upstream: list[tuple[Upstream, tuple[int, int]]]
+    synced: list[tuple[int, int]]
+
+
+Observer: TypeAlias = Callable[[int, Sequence[tuple[Entry, Applied]]], None]
+"""Told, in an epoch, of updates that were applied here, under the lock and before anybody can see them."""
+
+
+class Keeper:
+    """The shards of a server.
+
+    Args:
+        job: what is kept.
+        server: this server's id.
+        outlet: makes a way to a successor; its last argument tells whether for copies.
+        synced: told of (shard, server) once a replica in the making is complete; maybe more than once.
+        trusted: whether this process may take itself for a member: it was not stopped for long.
+        applied: see `Observer`.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        server: int,
+        *,
+        outlet: Callable[[Keeper, int, Address, bool], Outlet],
+        synced: Callable[[int, int], None],
+        trusted: Callable[[], bool],
+        applied: Observer,
+    ) -> None:
+        self.job: Final = job
+        self.server: Final = server
+        self.lock: Final = threading.Lock()
+        self.replicas: dict[int, Replica] = {}
+        self.view = View()
+        self._outlet, self._synced, self._trusted, self._applied = outlet, synced, trusted, applied
+        self._outlets: dict[tuple[int, bool], Outlet] = {}
+        self._viewed = threading.Condition(self.lock)
+        self._changed = threading.Condition(self.lock)
+
+    @property
+    def epoch(self) -> int:
+        """Of the view that this server goes by."""
+        return self.view.epoch
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Shards that are here, if only in the making."""
+        with self.lock:
+            return frozenset(self.replicas)
+
+    @property
+    def outlets(self) -> list[Outlet]:
+        """To successors; under the lock."""
+        return list(self._outlets.values())
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether updates must outlive the message that they come in."""
+        return bool(self._outlets)
+
+    def push(self, epoch: int, entries: Sequence[Entry], updates: Sequence[Update], waiting: Waiting) -> None:
+        """Apply a push to its shards, whose master this server is: to all of them or none.
+
+        `waiting` hears of each shard as the update is on all its replicas.
+
+        Raises:
+            Refused: it is of another epoch, or of a shard that has another master.
+            ExchangeError: it does not fit a shard.
+        """
+        with self._telling() as told:
+            self._enter(epoch)
+            replicas = [self._mine(entry.shard, lambda place: place.head, "is no master of") for entry in entries]
+            for replica, update in zip(replicas, updates, strict=True):
+                replica.shard.check(update)
+            done = self._apply([*zip(replicas, entries, updates, strict=True)])
+            for replica, applied in zip(replicas, done, strict=True):
+                self._settle(replica, told)
+                replica.wait(applied, waiting)
+
+    def hand_on(self, epoch: int, entries: Sequence[Entry], updates: Sequence[Update], upstream: Upstream) -> None:
+        """Apply what the predecessor hands on, in its order; what was applied before is passed over.
+
+        Raises:
+            Refused: it is of another epoch, or of shards that this server lacks.
+            ExchangeError: this server has another history than its predecessor. It must not go on.
+        """
+        with self._telling() as told:
+            self._enter(epoch)
+            held = [entry.shard for entry in entries if entry.shard in self.replicas]
+            fresh = [
+                (self.replicas[entry.shard], entry, update)
+                for entry, update in zip(entries, updates, strict=True)
+                if entry.shard in self.replicas and entry.position > self.replicas[entry.shard].shard.position
+            ]
+            for (_, entry, _), applied in zip(fresh, self._apply(fresh), strict=True):
+                if applied.repeated or applied.position != entry.position:
+                    raise ExchangeError(
+                        f"server {self.server} has another history of shard {entry.shard} than its predecessor: what "
+                        f"is update {entry.position} there became {applied} here."
+                    )
+            anew = {entry.shard for _, entry, _ in fresh}
+            for shard in dict.fromkeys(held):
+                replica = self.replicas[shard]
+                replica.upstream = upstream
+                if not self._settle(replica, told) and shard not in anew:
+                    told.upstream.append((upstream, (shard, replica.committed)))
+            lacking = sorted({entry.shard for entry in entries}.difference(held))
+            if lacking:
+                raise Refused(self.epoch, f"server {self.server} lacks shards {lacking}", lacking)
+
+    def take_copy(self, epoch: int, source: int, shard: Shard, upstream: Upstream) -> None:
+        """Take a shard that is copied here.
+
+        Raises:
+            Refused: this server is not to have it, or not from there.
+        """
+        with self._telling() as told:
+            self._wait_for_view(epoch)
+            place = places(self.view, self.server).get(shard.number)
+            if place is None or place.source != source:
+                raise Refused(self.epoch, f"server {self.server} is not to copy it from {source}", (shard.number,))
+            replica = self.replicas[shard.number] = Replica(shard, place)
+            replica.upstream = upstream
+            self._settle(replica, told)
+            if not shard.position:
+                told.upstream.append((upstream, (shard.number, 0)))
+
+    def acknowledged(self, server: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Note that a successor, and all after it, have updates up to a position of each shard."""
+        with self._telling() as told:
+            for shard, position in pairs:
+                replica = self.replicas.get(shard)
+                if replica is None or replica.place.successor != server:
+                    continue
+                before = replica.synced
+                replica.acknowledge(position)
+                if replica.synced and not before:
+                    told.synced.append((shard, server))
+                self._settle(replica, told)
+
+    def lacking(self, server: int, shards: Sequence[int]) -> None:
+        """A replica in the making does not have shards: copy them again."""
+        with self.lock:
+            for shard in shards:
+                replica = self.replicas.get(shard)
+                if replica and replica.place.moving and replica.place.successor == server and not replica.needs_copy:
+                    replica.restart_copy()
+                    self._refill(self._outlets[server, True])
+
+    def reconnected(self, server: int, outlet: Outlet) -> None:
+        """The way to a successor is open, maybe again: send all that it may not have got; under the lock."""
+        for replica in self.replicas.values():
+            if self._outlet_of(replica) is outlet and replica.copy_in_flight:
+                replica.restart_copy()
+        self._refill(outlet)
+
+    def read(self, epoch: int, clock: int, reads: Sequence[Read], patience_s: float) -> dict[int, int]:
+        """Copy what is asked for, all of one moment; return the position of each shard.
+
+        Raises:
+            Refused: it is of another epoch, or of shards that others answer for.
+            NotYet: the clocks did not allow it within `patience_s`.
+            ExchangeError: what is asked for is not what there is.
+        """
+        with self.lock:
+            tails = self._readable(epoch, clock, reads, time.monotonic() + patience_s)
+            for read in reads:
+                _copy(tails[read.shard].shard, read)
+            positions = {shard: replica.shard.position for shard, replica in tails.items()}
+            # Where a replica in the making counts already, nobody may see what it lacks: soon it may be all that stays.
+            self._changed.wait_for(lambda: epoch != self.epoch or _committed(tails, positions), _NEWER_VIEW_S)
+            if _committed(tails, positions):
+                return positions
+            self._enter(epoch)
+            raise NotYet(())
+
+    def adopt(self, view: View, loaded: Mapping[int, Shard]) -> None:
+        """Go by a new view. loaded: the shards that this server is to hold from the start."""
+        with self._telling() as told:
+            if view.epoch <= self.epoch:
+                return
+            self.view = view
+            wanted = places(view, self.server)
+            for shard, replica in list(self.replicas.items()):
+                place = wanted.get(shard)
+                if place is None or (place.source is not None and place.source != replica.place.source):
+                    self.replicas.pop(shard).drop()
+                else:
+                    replica.take(place)
+            for shard, kept in loaded.items():
+                self.replicas[shard] = Replica(kept, wanted[shard])
+            unneeded = self._renew_outlets(view)
+            for shard, replica in self.replicas.items():
+                self._settle(replica, told)
+                if replica.synced and replica.place.successor is not None:  # the coordinator may not have heard it
+                    told.synced.append((shard, replica.place.successor))
+            self._viewed.notify_all()
+        for outlet in unneeded:
+            outlet.close()
+
+    def close(self) -> None:
+        """Serve no more."""
+        with self.lock:
+            outlets, self._outlets = list(self._outlets.values()), {}
+            for outlet in outlets:
+                outlet.clear()
+            for replica in self.replicas.values():
+                replica.drop()
+            self.replicas.clear()
+        for outlet in outlets:
+            outlet.close()
+
+    def _readable(self, epoch: int, clock: int, reads: Sequence[Read], until: float) -> dict[int, Replica]:
+        """Wait until the clocks allow all of the reads; return the replicas that they are of."""
+        while True:
+            self._enter(epoch)
+            tails = {
+                read.shard: self._mine(read.shard, lambda place: place.tail, "does not answer for") for read in reads
+            }
+            early = [read for read in reads if not tails[read.shard].shard.ready(read.table, clock)]
+            if not early:
+                return tails
+            left = until - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
+                missing = {task for read in early for task in tails[read.shard].shard.missing(read.table, clock)}
+                raise NotYet(sorted(missing))
+
+    def _renew_outlets(self, view: View) -> list[Outlet]:
+        """Have outlets to all successors, filled with what they have not acknowledged; return those not needed now."""
+        needed = {
+            (replica.place.successor, replica.place.moving)
+            for replica in self.replicas.values()
+            if replica.place.successor is not None
+        }
+        unneeded = [self._outlets.pop(key) for key in list(self._outlets) if key not in needed]
+        for server, moving in sorted(needed - self._outlets.keys()):
+            self._outlets[server, moving] = self._outlet(self, server, view.servers[server], moving)
+        for outlet in self._outlets.values():
+            self._refill(outlet)
+        return unneeded
+
+    def _refill(self, outlet: Outlet) -> None:
+        """Put into an outlet all that its successor has not acknowledged, from the start."""
+        outlet.clear()
+        for shard, replica in sorted(self.replicas.items()):
+            if self._outlet_of(replica) is not outlet:
+                continue
+            if replica.needs_copy:
+                outlet.put(shard)
+            for entry in replica.outbox:
+                outlet.put(entry)
+
+    def _outlet_of(self, replica: Replica) -> Outlet | None:
+        place = replica.place
+        return None if place.successor is None else self._outlets.get((place.successor, place.moving))
+
+    def _enter(self, epoch: int) -> None:
+        """Refuse what is of another epoch; what is of a later one waits for it."""
+        self._wait_for_view(epoch)
+        if epoch != self.epoch:
+            raise Refused(self.epoch, f"server {self.server} is in epoch {self.epoch}, not {epoch}")
+
+    def _wait_for_view(self, epoch: int) -> None:
+        self._viewed.wait_for(lambda: self.epoch >= epoch, _NEWER_VIEW_S)
+        if not self._trusted():
+            raise Refused(self.epoch, f"server {self.server} was stopped, and does not know yet whether it was missed")
+
+    def _mine(self, shard: int, allowed: Callable[[Place], bool], lack: str) -> Replica:
+        replica = self.replicas.get(shard)
+        if replica is None or not allowed(replica.place):
+            raise Refused(self.epoch, f"in epoch {self.epoch} server {self.server} {lack} shard {shard}", (shard,))
+        return replica
+
+    def _apply(self, updates: Sequence[tuple[Replica, Entry, Update]]) -> list[Applied]:
+        """Apply updates, write them down, and hand them on."""
+        done = [replica.shard.apply(update) for replica, _, update in updates]
+        new = [
+            (replica, entry.kept(applied.position) if replica.hands_on else entry, applied)
+            for (replica, entry, _), applied in zip(updates, done, strict=True)
+            if not applied.repeated
+        ]
+        if new:
+            self._applied(self.epoch, [(entry, applied) for _, entry, applied in new])
+        for replica, entry, _ in new:
+            if replica.hands_on:
+                outlet = self._outlet_of(replica)
+                assert outlet is not None
+                replica.outbox.append(entry)
+                outlet.put(entry)
+        return done
+
+    def _settle(self, replica: Replica, told: Told) -> bool:
+        if not replica.settle():
+            return False
+        if replica.upstream is not None:
+            told.upstream.append((replica.upstream, (replica.shard.number, replica.committed)))
+        return True
+
+    @contextmanager
+    def _telling(self) -> Iterator[Told]:
+        """Hold the lock and wake who waits for a change; once it is free, tell predecessors and the coordinator."""
+        told = Told([], [])
+        try:
+            with self.lock:
+                try:
+                    yield told
+                finally:
+                    self._changed.notify_all()
+        finally:
+            by_upstream: dict[Upstream, list[tuple[int, int]]] = {}
+            for upstream, pair in told.upstream:
+                by_upstream.setdefault(upstream, []).append(pair)
+            for upstream, pairs in by_upstream.items():
+                upstream.commit(pairs)
+            for shard, server in told.synced:
+                self._synced(shard, server)
+
+
+def _copy(shard: Shard, read: Read) -> None:
+    try:
+        if read.keys is not None:
+            shard.read_rows(read.table, read.keys, read.out)
+            return
+        values = shard.read(read.table)
+    except KeyError:
+        raise ExchangeError(f"shard {read.shard} has nothing like that of table {read.table}.") from None
+    if values.shape != read.out.shape:
+        raise ExchangeError(
+            f"a read asks for {len(read.out)} elements of table {read.table} in shard {read.shard}, which has "
+            f"{len(values)} of it."
+        )
+    read.out.copy_(values)
+
+
+def _committed(replicas: Mapping[int, Replica], positions: Mapping[int, int]) -> bool:
+    return all(replica.committed >= positions[shard] for shard, replica in replicas.items())

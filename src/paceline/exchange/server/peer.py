@@ -1,0 +1,190 @@
+"""A connection that came in, of a worker or of a predecessor: its requests, one after the other, and their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import ConnectionLost, ExchangeError
+from paceline.exchange.job import DenseTable
+from paceline.exchange.messages import Kind, unpacked
+from paceline.exchange.server.arena import Arena
+from paceline.exchange.server.copies import copied
+from paceline.exchange.server.entry import pushed, received
+from paceline.exchange.server.keeper import Keeper
+from paceline.exchange.server.pending import PendingPush
+from paceline.exchange.server.requests import NotYet, Read, Refused
+from paceline.exchange.wire.frame import Connection, Frame, Meta
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = 0.02
+"""How long a read waits for its clocks before the answer is NOT_YET; its worker may have to do what is missing."""
+
+
+class Peer:
+    """Answers one connection, in a thread of its own, until it ends.
+
+    Args:
+        connection: to whom.
+        keeper: of this server.
+        figures: tells what this server did.
+        failed: told of an error that nobody expects; this server cannot go on then.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        keeper: Keeper,
+        figures: Callable[[], dict[str, Any]],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.connection = connection
+        self.name = "a peer"
+        self._keeper, self._figures, self._failed = keeper, figures, failed
+        self._arena = Arena()
+        self._borrowed = True
+        self._later: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Answer until the connection ends."""
+        try:
+            while True:
+                self._borrowed = True
+                self._answer(self.connection.receive(self._place))
+        except ConnectionLost:
+            pass
+        except ExchangeError as error:
+            _log.warning("%s is cut off: %s", self.name, error)
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._later.put(None)
+            self.connection.close()
+
+    def commit(self, pairs: list[tuple[int, int]]) -> None:
+        """Tell a predecessor what is committed; see `replica.Upstream`."""
+        numbers = np.array(pairs, dtype=np.int64).reshape(-1)
+        with contextlib.suppress(ConnectionLost):  # it sends again over a new connection, and asks so
+            self.connection.send(Frame(Kind.COMMITTED, epoch=self._keeper.epoch, numbers=numbers))
+
+    def _place(self, frame: Frame, metas: Sequence[Meta]) -> Sequence[Tensor] | None:
+        """Receive into memory of its own what outlives its message."""
+        if frame.kind not in (Kind.FORWARD, Kind.COPY) and not (frame.kind == Kind.PUSH and self._keeper.hands_on):
+            return None
+        self._borrowed = False
+        return [torch.empty(meta.shape, dtype=meta.dtype) for meta in metas]
+
+    def _answer(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.PULL:
+                self._guarded(frame, self._pull)
+            case Kind.PUSH:
+                self._guarded(frame, self._push)
+            case Kind.FORWARD:
+                self._hand_on(frame)
+            case Kind.COPY:
+                self._copy(frame)
+            case Kind.HELLO:
+                said = json.loads(frame.text)
+                self.name = f"{said['role']} {said['id']}"
+            case Kind.FIGURES:
+                answer = Frame(Kind.FIGURES, request=frame.request, text=json.dumps(self._figures()))
+                self.connection.send(answer)
+            case _:
+                raise ExchangeError(f"a server takes no message of kind {frame.kind}.")
+
+    def _guarded(self, frame: Frame, answer: Callable[[Frame], Frame | None]) -> None:
+        """Answer a worker's request, whatever is wrong with it."""
+        try:
+            said = answer(frame)
+        except Refused as refused:
+            said = Frame(Kind.REFUSED, epoch=refused.epoch, request=frame.request, text=str(refused))
+        except NotYet as wait:
+            said = Frame(Kind.NOT_YET, request=frame.request, numbers=np.array(wait.tasks, dtype=np.int64))
+        except ExchangeError as error:
+            said = Frame(Kind.FAILED, request=frame.request, text=str(error))
+        if said is not None:
+            self.connection.send(said)
+
+    def _pull(self, frame: Frame) -> Frame:
+        self._arena.clear()
+        try:
+            reads, values = self._reads(frame)
+        except (ValueError, IndexError) as error:
+            raise ExchangeError(f"a read of {self.name} cannot be understood: {error}") from error
+        positions = self._keeper.read(frame.epoch, frame.clock, reads, _PATIENCE_S)
+        numbers = np.array([positions[read.shard] for read in reads], dtype=np.int64)
+        return Frame(Kind.PULLED, request=frame.request, numbers=numbers, tensors=values)
+
+    def _reads(self, frame: Frame) -> tuple[list[Read], list[Tensor]]:
+        """Return what is asked for, slice by slice, and the tensors that it goes into."""
+        reads, values = [], []
+        for payload in unpacked(frame.numbers, frame.tensors):
+            table = self._keeper.job.tables[payload.table]
+            dtype = getattr(torch, table.dtype)
+            count = payload.slices[-1].end if payload.slices else 0
+            if isinstance(table, DenseTable):
+                out, keys = self._arena.take(dtype, count), None
+            else:
+                (keys,) = payload.tensors
+                out = self._arena.take(dtype, count, table.width)
+            values.append(out)
+            for shard, begin, end in payload.slices:
+                reads.append(Read(shard, payload.table, None if keys is None else keys[begin:end], out[begin:end]))
+        return reads, values
+
+    def _push(self, frame: Frame) -> Frame | None:
+        keeper = self._keeper
+        entries = pushed(frame, keeper.job, borrowed=self._borrowed)
+        updates = [entry.update(keeper.job) for entry in entries]
+        pending = PendingPush(frame.request, len(entries), self._send_later)
+        keeper.push(frame.epoch, entries, updates, pending)
+        return pending.release()
+
+    def _hand_on(self, frame: Frame) -> None:
+        keeper = self._keeper
+        entries = received(frame, borrowed=self._borrowed)
+        updates = [entry.update(keeper.job) for entry in entries]
+        try:
+            keeper.hand_on(frame.epoch, entries, updates, self)
+        except Refused as refused:
+            if not refused.shards and refused.epoch <= frame.epoch:
+                # Some of what it sends would be lost to us otherwise: over a new connection it begins again.
+                raise ConnectionLost(str(refused)) from None
+            numbers = np.array(refused.shards, dtype=np.int64)
+            self.connection.send(Frame(Kind.REFUSED, epoch=refused.epoch, numbers=numbers, text=str(refused)))
+        except ExchangeError as error:
+            raise RuntimeError("replicas differ") from error
+
+    def _copy(self, frame: Frame) -> None:
+        source, shard = copied(frame, self._keeper.job)
+        try:
+            self._keeper.take_copy(frame.epoch, source, shard, self)
+        except Refused as refused:
+            numbers = np.array([shard.number], dtype=np.int64)
+            self.connection.send(Frame(Kind.REFUSED, epoch=refused.epoch, numbers=numbers, text=str(refused)))
+
+    def _send_later(self, frame: Frame) -> None:
+        """Send an answer without making the caller wait for a peer that does not listen."""
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, name=f"answers for {self.name}", daemon=True)
+            self._writer.start()
+        self._later.put(frame)
+
+    def _write(self) -> None:
+        try:
+            while (frame := self._later.get()) is not None:
+                self.connection.send(frame)
+        except ConnectionLost:
+            pass

@@ -1,0 +1,38 @@
+"""What is asked of a server, and why it may not be given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Refused(Exception):
+    """A request that this server may not serve, though another may. epoch: of this server; shards: that it lacks."""
+
+    def __init__(self, epoch: int, why: str, shards: Sequence[int] = ()) -> None:
+        super().__init__(why)
+        self.epoch, self.shards = epoch, tuple(shards)
+
+
+class NotYet(Exception):
+    """The clocks do not allow a read yet. tasks: it waits for."""
+
+    def __init__(self, tasks: Sequence[int]) -> None:
+        super().__init__(f"waits for tasks {list(tasks)}")
+        self.tasks = tuple(tasks)
+
+
+class Read(NamedTuple):
+    """What is to be read of one shard.
+
+    Attributes:
+        keys: of the rows; None: all elements of a dense table.
+        out: where they go.
+    """
+
+    shard: int
+    table: int
+    keys: Tensor | None
+    out: Tensor
