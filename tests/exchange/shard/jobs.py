@@ -43,7 +43,7 @@ def begun(job: Job, number: int = 0) -> Shard:
     shard = Shard(job, number)
     for index in shard.tables:
         if isinstance(job.tables[index], DenseTable):
-            shard.read(index).copy_(torch.linspace(-1, 1, shard.read(index).numel()))
+            shard.fill(index, torch.linspace(-1, 1, shard.read(index).numel()))
     return shard
 
 

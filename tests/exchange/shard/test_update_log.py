@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ExchangeError
 from paceline.exchange.shard.log import Record, UpdateLog, read_log, read_updates
+from tests.exchange.shard.limits import full_at
 
 
 def _record(position: int, epoch: int = 1, *, shard: int = 0, worker: int = 1, tasks: tuple[int, ...] = ()) -> Record:
@@ -25,19 +22,6 @@ def _written(path: Path, *records: Record) -> Path:
     log.append(records)
     log.close()
     return path
-
-
-@contextmanager
-def _full_at(size: int) -> Iterator[None]:
-    """No file grows beyond `size` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @given(
@@ -100,7 +84,7 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "a"
     log = UpdateLog(path, 3)
     log.append([_record(1)])
-    with _full_at(200), pytest.raises(ExchangeError, match=rf"cannot write {path} \(.*make room"):
+    with full_at(200), pytest.raises(ExchangeError, match=rf"cannot write {path} \(.*make room"):
         log.append([_record(2), _record(3), _record(4)])
     assert read_log(path) == [_record(1)]
     log.append([_record(2)])

@@ -123,12 +123,30 @@ class Shard:
         """Forget who pushed what: workers begin anew with the numbers of others. Tasks still count once."""
         self._sequences = Sequences()
 
-    def state(self) -> ShardState:
-        """Return all of the shard."""
+    def fill(self, table: int, values: Tensor) -> None:
+        """Begin a dense table with these values: its elements that are here, range after range. [n]"""
+        self._dense[table].fill(values)
+
+    def clear_touched(self) -> None:
+        """Note from here on which rows are changed; see `state`."""
+        for table in self._sparse.values():
+            table.clear_touched()
+
+    def state(self, touched_only: bool = False) -> ShardState:
+        """Return all of the shard, or of rows only those changed since `clear_touched`."""
         tensors: dict[str, Tensor] = {}
         for index in self.tables:
-            tensors |= {f"table.{index}.{name}": tensor.clone() for name, tensor in self.table(index).state().items()}
-        return ShardState(tensors, self.meta(tensors))
+            held = self._dense[index].state() if index in self._dense else self._sparse[index].state(touched_only)
+            copies = held if index in self._sparse else {name: tensor.clone() for name, tensor in held.items()}
+            tensors |= {f"table.{index}.{name}": tensor for name, tensor in copies.items()}
+        steps = {str(clock): step.state(f"step.{clock}", tensors) for clock, step in sorted(self._steps.items())}
+        meta = {
+            "position": self._position,
+            "clocks": self._clocks.state(),
+            "sequences": self._sequences.state(),
+            "steps": steps,
+        }
+        return ShardState(tensors, meta)
 
     @classmethod
     def of(cls, job: Job, number: int, state: ShardState) -> Self:
@@ -149,16 +167,6 @@ class Shard:
     def table(self, index: int) -> Dense | Sparse:
         """Return what keeps a table of this shard."""
         return self._dense[index] if index in self._dense else self._sparse[index]
-
-    def meta(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """Return the state beside that of tables, and put its tensors into `tensors`."""
-        steps = {str(clock): step.state(f"step.{clock}", tensors) for clock, step in sorted(self._steps.items())}
-        return {
-            "position": self._position,
-            "clocks": self._clocks.state(),
-            "sequences": self._sequences.state(),
-            "steps": steps,
-        }
 
     def _earlier(self, update: Update) -> int | None:
         """Return where an update was applied before, or now's position where only that is known; None: it is new."""
