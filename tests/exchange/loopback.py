@@ -199,6 +199,10 @@ class Tasks:
             self._orphans += [deal.number for deal in deals]
             self._tell()
 
+    def give_up(self, tasks: Sequence[int]) -> None:
+        """A worker is gone; these were its tasks."""
+        self.put_back([Deal(Order.TASK, task) for task in tasks])
+
     def _tell(self) -> None:
         if self._servers is not None:
             self._servers.orphans = bool(self._orphans)

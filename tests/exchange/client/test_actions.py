@@ -60,6 +60,15 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert read_actions(path).pushes == {1: (0,)}
 
 
+def test_a_worker_of_a_restored_job_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "worker-1.jsonl"
+    for tasks in ([3], [5]):
+        log = ActionLog(path, 1)
+        log.pushes(tasks[0], tasks)
+        log.close()
+    assert read_actions(path).pushes == {5: (5,)}
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [("", "empty|index"), ('{"worker": 1}\nnonsense\n', "line 2"), ('{"worker": 1}\n{"deal": "dance"}\n', "line 2")],

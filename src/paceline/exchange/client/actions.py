@@ -8,7 +8,8 @@ A line of JSON for each action, written at once, so that what a killed worker di
     {"interrupted": 13}                            read number 13 gave way to a task whose worker was gone
     {"push": 5, "tasks": [7]}                      written before the push is sent: who knows what comes of it
 
-Reads are numbered as they begin, from 1: those that run beside the computation end in any order.
+Reads are numbered as they begin, from 1: those that run beside the computation end in any order. A job that was
+restored numbers its workers anew: a further first line in a file begins a further life, and the last one counts.
 """
 
 from __future__ import annotations
@@ -117,7 +118,11 @@ def read_actions(path: Path) -> Actions:
         raise ExchangeError(f"cannot read the actions of a worker in {path}: {error or 'it is empty'}") from error
     for number, line in enumerate(lines[1:], start=2):
         try:
-            _take(actions, json.loads(line))
+            action = json.loads(line)
+            if "worker" in action:
+                actions = Actions(int(action["worker"]))
+            else:
+                _take(actions, action)
         except (ValueError, KeyError, TypeError) as error:
             raise ExchangeError(f"{path}, line {number}: {line[:120]!r} is no action of a worker ({error}).") from error
     return actions

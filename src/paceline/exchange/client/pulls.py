@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -13,6 +15,18 @@ from paceline.exchange.client.routes import DenseRoutes, DenseSlice, RoutedKeys,
 from paceline.exchange.messages import Kind, Payload, Slice, packed
 from paceline.exchange.view import View
 from paceline.exchange.wire.frame import Frame, Meta
+
+
+class Shard(Protocol):
+    """What is asked of `shard.shard.Shard`, to read it where it is."""
+
+    def read(self, table: int) -> Tensor:
+        """Return the elements of a dense table."""
+        ...
+
+    def read_rows(self, table: int, keys: Tensor, out: Tensor) -> None:
+        """Read rows into `out`."""
+        ...
 
 
 class Pull(Errand):
@@ -36,6 +50,10 @@ class Pull(Errand):
     def holder(self, view: View, shard: int) -> int:
         """The tail: what it has, all replicas have."""
         return view.tail(shard)
+
+    @abstractmethod
+    def read(self, number: int, shard: Shard) -> None:
+        """Read what is wanted of a shard that is here."""
 
     def note(self, slices: Iterable[int], answer: Frame) -> None:
         """Note the positions of an answer. slices: the shard of each slice that was asked for."""
@@ -89,6 +107,11 @@ class DensePull(Pull):
                 held.put(values, flat)
         self.note((held.shard for held, _ in wanted), answer)
 
+    def read(self, number: int, shard: Shard) -> None:
+        """See `Pull`."""
+        for held, flat in self._slices[number]:
+            held.put(shard.read(held.table), flat)
+
 
 class RowsPull(Pull):
     """A read of rows.
@@ -117,6 +140,13 @@ class RowsPull(Pull):
             raise ExchangeError("a server answered a read of rows with another type or shape than that of the table.")
         self._out.index_copy_(0, order, values)
         self.note(shards, answer)
+
+    def read(self, number: int, shard: Shard) -> None:
+        """See `Pull`."""
+        begin, end = self._keys.bounds[number : number + 2]
+        values = self._out.new_empty((end - begin, *self._out.shape[1:]))
+        shard.read_rows(self.tables[0], self._keys.keys[begin:end], values)
+        self._out.index_copy_(0, self._keys.order[begin:end], values)
 
 
 def rows_slices(keys: RoutedKeys, shards: Sequence[int]) -> tuple[Slice, ...]:

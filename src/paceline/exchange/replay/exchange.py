@@ -1,0 +1,160 @@
+"""What a worker sees in a replay, in the place of servers and of who deals tasks: what its log says they did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from paceline.errors import ExchangeError
+from paceline.exchange.client.actions import Actions
+from paceline.exchange.client.fetch import Arriving, in_order
+from paceline.exchange.client.outgoing import Compressor, Cutter
+from paceline.exchange.client.pulls import DensePull, Pull, RowsPull
+from paceline.exchange.client.pushes import Push
+from paceline.exchange.client.reads import ReadPositions
+from paceline.exchange.client.routes import DenseRoutes, routed
+from paceline.exchange.interface import Deal, Interrupted, Pending, Rows
+from paceline.exchange.job import Job
+from paceline.exchange.replay.baton import Ended, Runner
+from paceline.exchange.replay.serial import Lines
+from paceline.exchange.server.entry import pushed
+from paceline.exchange.shard.shard import Shard
+
+
+class ReplayedDealer:
+    """Deals what was dealt. See `interface.Dealer`."""
+
+    def __init__(self, actions: Actions) -> None:
+        self._deals: Iterator[Deal] = iter(actions.deals)
+
+    def next_task(self) -> Deal:
+        """See `interface.Dealer`."""
+        deal = next(self._deals, None)
+        if deal is None:
+            raise Ended
+        return deal
+
+    def done(self, deals: Sequence[Deal]) -> None:
+        """See `interface.Dealer`."""
+
+    def put_back(self, deals: Sequence[Deal]) -> None:
+        """See `interface.Dealer`: who did them instead is in the logs."""
+
+
+class ReplayedExchange:
+    """Reads shards at the positions that were read, and offers them what is pushed. See `interface.Fetching`.
+
+    Args:
+        job: what is kept.
+        actions: what the worker did.
+        lines: the shards.
+        runner: whose turn it is.
+        compression: as the worker had it.
+    """
+
+    def __init__(
+        self, job: Job, actions: Actions, lines: Lines, runner: Runner, compression: Compressor | None = None
+    ) -> None:
+        self._job, self._actions, self._lines, self._runner = job, actions, lines, runner
+        self._routes = DenseRoutes(job)
+        self._cutter = Cutter(job, self._routes, compression)
+        self._reads = ReadPositions()
+        self._number = self._sequence = 0
+
+    @property
+    def job(self) -> Job:
+        """See `interface.Exchange`."""
+        return self._job
+
+    def pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> None:
+        """See `interface.Exchange`."""
+        self.fetch(tables, out, clock).wait()
+
+    def pull_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> None:
+        """See `interface.Exchange`."""
+        self.fetch_rows(table, keys, out, clock).wait()
+
+    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Pending:
+        """See `interface.Fetching`."""
+        self._number += 1
+        return self._begin(DensePull(self._number, tables, out, clock, self._routes))
+
+    def fetch_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> Pending:
+        """See `interface.Fetching`."""
+        self._number += 1
+        return self._begin(RowsPull(self._number, table, routed(keys, self._job.shards), out, clock))
+
+    def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arriving:
+        """See `interface.Fetching`."""
+        return in_order(lambda some, places: self.fetch(some, places, clock), tables, out)
+
+    def push(
+        self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
+    ) -> None:
+        """See `interface.Exchange`."""
+        outgoing = self._cutter.cut(dense, rows, keep=True)
+        reads = self._reads.pushed(self._job.shards)
+        self._sequence += 1
+        written = self._actions.pushes.get(self._sequence)
+        if written is None:  # it was killed before
+            raise Ended
+        if written != tuple(tasks):
+            raise ExchangeError(
+                f"push {self._sequence} of worker {self._actions.worker} was of tasks {list(written)}, and is now of "
+                f"{list(tasks)}: its loop does not depend on what it reads and is dealt alone."
+            )
+        push = Push(self._actions.worker, self._sequence, tasks, weight, reads, outgoing)
+        for entry in pushed(push.frame(range(self._job.shards)), self._job, borrowed=False):
+            self._lines[entry.shard].offer(entry.update(self._job))
+
+    def flush(self) -> None:
+        """See `interface.Exchange`: nothing is under way."""
+
+    def close(self) -> None:
+        """See `interface.Exchange`."""
+
+    def end(self) -> None:
+        """The worker is through: reads that it did not come to are not waited for."""
+        for number, positions in self._actions.pulls.items():
+            if number > self._number and positions is not None:
+                for shard, position in positions.items():
+                    self._lines[shard].forget((position,))
+
+    def _begin(self, pull: Pull) -> _Replayed:
+        return _Replayed(pull, self._actions, self._lines, self._runner, self._reads)
+
+
+class _Replayed:
+    """A read. See `interface.Pending`."""
+
+    def __init__(self, pull: Pull, actions: Actions, lines: Lines, runner: Runner, reads: ReadPositions) -> None:
+        self._pull, self._runner, self._reads = pull, runner, reads
+        self._written = pull.number in actions.pulls
+        self._positions = actions.pulls.get(pull.number)
+        self._waited = False
+        if self._positions is None:
+            return
+        if self._positions.keys() != pull.pending:
+            raise ExchangeError(
+                f"read {pull.number} of worker {actions.worker} was of shards {sorted(self._positions)}, and is now of "
+                f"{sorted(pull.pending)}: its loop does not depend on what it reads and is dealt alone."
+            )
+        for shard, position in self._positions.items():
+            lines[shard].want(position, partial(self._take, shard))
+
+    def _take(self, number: int, shard: Shard) -> None:
+        self._pull.read(number, shard)
+        self._pull.pending.discard(number)
+
+    def wait(self) -> None:
+        """See `interface.Pending`."""
+        if not self._written:
+            raise Ended
+        if self._positions is None:
+            raise Interrupted
+        self._runner.wait(lambda: not self._pull.pending)
+        if not self._waited:
+            self._waited = True
+            self._reads.read(self._pull.tables, self._positions)

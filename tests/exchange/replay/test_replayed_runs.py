@@ -1,0 +1,282 @@
+"""A run of several workers on several servers, and the same once more from its logs: equal bit for bit."""
+
+from __future__ import annotations
+
+import faulthandler
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.errors import ExchangeError
+from paceline.exchange.client.actions import Actions, read_actions
+from paceline.exchange.client.client import ServerExchange
+from paceline.exchange.directory import Directory
+from paceline.exchange.interface import Dealer, Fetching, Interrupted, Order, Rows
+from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
+from paceline.exchange.replay.compare import difference
+from paceline.exchange.replay.replay import Replay
+from paceline.exchange.replay.whole import replay
+from paceline.exchange.shard.log import Record, UpdateLog, read_updates
+from paceline.exchange.shard.manifest import Manifest
+from paceline.exchange.shard.snapshot import Snapshots, load_shard
+from paceline.exchange.shard.whole import write_initial
+from tests.exchange.loopback import SECRET, Loopback, Tasks, charter, loopback
+
+TASKS = 20
+
+
+@pytest.fixture(autouse=True)
+def _stacks() -> Iterator[None]:
+    faulthandler.dump_traceback_later(100, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+class Killed(Exception):
+    pass
+
+
+def job(consistency: str) -> Job:
+    how = Consistency.parse(consistency)
+    return Job(
+        (
+            DenseTable("weight", (100, 90), rule=Rule("adam", {"lr": 0.01}), consistency=how),
+            DenseTable("bias", (9,), "float64", Rule("momentum", {"lr": 0.1}), how),
+            SparseTable("rows", 4, "float32", Rule("adagrad", {"lr": 0.1}), how, Initializer("normal", 1.0)),
+        ),
+        shards=5,
+        pieces=2,
+        damp_stale=consistency != "bsp",
+    )
+
+
+def values() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"weight": torch.randn(100, 90, generator=generator), "bias": torch.zeros(9, dtype=torch.float64)}
+
+
+def work(number: int, exchange: Fetching, dealer: Dealer, die_at: int = -1) -> None:
+    """A worker: its gradients depend on all that it read; every second task reads ahead."""
+    weight, bias = torch.empty(100, 90), torch.empty(9, dtype=torch.float64)
+    done = 0
+    held = None
+    while True:
+        deal, held = (held, None) if held is not None else (dealer.next_task(), None)
+        if deal.order is Order.END:
+            return
+        if deal.order is Order.WAIT:
+            time.sleep(0.002)
+            continue
+        generator = torch.Generator().manual_seed(deal.number)
+        keys = torch.randint(0, 50, (20,), generator=generator).unique()
+        rows = torch.empty(len(keys), 4)
+        clock = exchange.job.clock(deal.number)
+        try:
+            if deal.number % 2:
+                arrivals = exchange.pull_in_order([0, 1], [weight, bias], clock)
+                later = exchange.fetch_rows(2, keys, rows, clock)
+                waits = [partial(arrivals.wait, 1), partial(arrivals.wait, 0), later.wait]
+                if any([interrupted(wait) for wait in waits]):  # a list: all are waited for
+                    raise Interrupted
+            else:
+                exchange.pull([0, 1], [weight, bias], clock)
+                exchange.pull_rows(2, keys, rows, clock)
+        except Interrupted:
+            other = dealer.next_task()
+            if other.alone:
+                orphan(exchange, other.number)
+                dealer.done([other])
+            elif other.order is not Order.WAIT:
+                raise AssertionError("dealt something else meanwhile") from None
+            held = deal
+            continue
+        noise = torch.randn(100, 90, generator=generator)
+        exchange.push(
+            [deal.number],
+            {0: noise + 0.1 * weight * rows.sum(), 1: bias + noise[0, :9]},
+            {2: Rows(keys, rows * weight.mean() + noise.view(-1)[: 4 * len(keys)].view(-1, 4))},
+            weight=1.0 + deal.number % 3,
+        )
+        done += 1
+        if done == die_at:
+            raise Killed
+        exchange.flush()
+        dealer.done([deal])
+
+
+def interrupted(wait: Callable[[], None]) -> bool:
+    try:
+        wait()
+    except Interrupted:
+        return True
+    return False
+
+
+def orphan(exchange: Fetching, task: int) -> None:
+    bias = torch.empty(9, dtype=torch.float64)
+    exchange.pull([1], [bias], exchange.job.clock(task))
+    exchange.push([task], {1: bias + task}, {}, weight=2.0)
+    exchange.flush()
+
+
+def one_worker(there: Loopback, dealer: Tasks, number: int, directory: Directory, die_at: int) -> None:
+    exchange = ServerExchange(charter(there.job), there.member(number), SECRET, directory, outstanding=2)
+    mine: list[int] = []
+
+    class Noting:
+        def next_task(self) -> object:
+            deal = dealer.next_task()
+            if deal.order is Order.TASK:
+                mine.append(deal.number)
+            time.sleep(0.001 * number)
+            return deal
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(dealer, name)
+
+    try:
+        work(number, exchange, exchange.logged(Noting()), die_at)  # type: ignore[arg-type]
+    except Killed:
+        left = [task for task in mine if task not in dealer.finished]
+        exchange.close()
+        dealer.give_up(left)
+    exchange.close()
+
+
+def ran(made: Job, folder: Path, deaths: Mapping[int, int], kills: Sequence[int] = ()) -> Directory:
+    """A run, with its logs and its last snapshot on disk."""
+    directory = Directory(folder)
+    directory.write(charter(made, TASKS))
+    write_initial(directory.snapshots, made, values())
+    shards = [load_shard(directory.snapshot(0), made, number) for number in range(made.shards)]
+    with loopback(made, 3, shards=shards) as there:
+        dealer = Tasks(TASKS, there)
+        threads = [
+            threading.Thread(target=one_worker, args=(there, dealer, number, directory, deaths.get(number, -1)))
+            for number in (1, 2, 3)
+        ]
+        for thread in threads:
+            thread.start()
+        for server in kills:
+            time.sleep(0.05)
+            there.kill(server)
+        for thread in threads:
+            thread.join()
+        log = UpdateLog(directory.updates(1), 1)
+        for shard, applied in enumerate(there.applied):
+            log.append(
+                Record(1, shard, position, update.worker, update.sequence, staleness, update.tasks)
+                for position, (update, staleness) in enumerate(applied, start=1)
+            )
+        log.close()
+        writer = Snapshots(directory.snapshots, made)
+        files = {shard.number: writer.write(writer.take(shard, 1)) for shard in there.shards}
+        Manifest(1, made.clock(TASKS), TASKS, 1, files).write(directory.snapshot(1))
+        assert sorted(task for update, _ in there.applied[0] for task in update.tasks) == list(range(TASKS))
+    return directory
+
+
+@pytest.mark.parametrize("consistency", ["asp", "ssp(2)", "bsp"])
+def test_a_run_is_replayed_bit_for_bit(consistency: str, tmp_path: Path) -> None:
+    directory = ran(job(consistency), tmp_path, {})
+    outcome = replay(directory, work)
+    assert outcome.difference is None
+    assert (outcome.snapshot, outcome.workers, outcome.updates) == (1, 3, 5 * TASKS)
+
+
+@pytest.mark.parametrize("consistency", ["asp", "ssp(1)", "bsp"])
+def test_so_is_one_whose_workers_and_servers_died(consistency: str, tmp_path: Path) -> None:
+    directory = ran(job(consistency), tmp_path, {1: 2, 2: 3}, kills=(2, 1))
+    assert replay(directory, work).difference is None
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> Directory:
+    return ran(job("asp"), tmp_path_factory.mktemp("run"), {})
+
+
+def test_a_difference_is_named(one_run: Directory) -> None:
+
+    def other(number: int, exchange: Fetching, dealer: Dealer) -> None:
+        work(number, Nudged(exchange) if number == 2 else exchange, dealer)  # type: ignore[arg-type]
+
+    found = replay(one_run, other).difference
+    assert found is not None and "bias" in str(found) and "element 3 " in str(found)
+
+
+class Nudged:
+    """An exchange whose last push is off by the least there is."""
+
+    def __init__(self, exchange: Fetching) -> None:
+        self._exchange = exchange
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._exchange, name)
+
+    def push(self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float) -> None:
+        bias = dense[1].clone()
+        bias[3] += 1e-9
+        self._exchange.push(tasks, {**dense, 1: bias}, rows, weight)
+
+
+def test_a_worker_that_does_something_else_is_named(one_run: Directory) -> None:
+
+    def reads_less(number: int, exchange: Fetching, dealer: Dealer) -> None:
+        bias = torch.empty(9, dtype=torch.float64)
+        exchange.pull([1], [bias], 0)
+
+    with pytest.raises(ExchangeError, match=r"read 1 of worker 1 was of shards \[.*\], and is now of \[\d\]"):
+        replay(one_run, reads_less)
+
+    def pushes_others(number: int, exchange: Fetching, dealer: Dealer) -> None:
+        exchange.push([dealer.next_task().number + 1], {}, {})
+
+    with pytest.raises(ExchangeError, match="push 1 of worker 1 was of tasks"):
+        replay(one_run, pushes_others)
+
+    def stops(number: int, exchange: Fetching, dealer: Dealer) -> None:
+        if number != 3:
+            work(number, exchange, dealer)
+
+    with pytest.raises(ExchangeError, match=r"shard 0 waits for update 1 of worker 3 \(tasks"):
+        replay(one_run, stops)
+
+    def fails(number: int, exchange: Fetching, dealer: Dealer) -> None:
+        raise ValueError("a fault in a model")
+
+    with pytest.raises(ExchangeError, match="worker 1 failed in the replay: a fault in a model"):
+        replay(one_run, fails)
+
+
+def test_a_state_on_the_way_is_reached_though_others_are_behind(one_run: Directory) -> None:
+    made = job("asp")
+    paths = sorted(one_run.root.glob("actions/*"))
+    records = read_updates([one_run.updates(1)])
+
+    def states(marks: Mapping[int, int]) -> Mapping[int, object]:
+        shards = [load_shard(one_run.snapshot(0), made, number) for number in range(5)]
+        actions: list[Actions] = [read_actions(path) for path in paths]
+        return Replay(made, shards, records, actions, marks).run(work)
+
+    early = states({0: 4, 1: 15, 2: 0, 3: 1, 4: 11})
+    assert [early[shard].meta["position"] for shard in range(5)] == [4, 15, 0, 1, 11]  # type: ignore[attr-defined]
+    again = states({0: 4, 4: 11})
+    for shard in (0, 4):
+        assert difference(made, shard, early[shard], again[shard]) is None  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
+    made = job("asp")
+    directory = Directory(tmp_path)
+    directory.write(charter(made, TASKS))
+    write_initial(directory.snapshots, made, values())
+    with pytest.raises(ExchangeError, match="no snapshot later than 0"):
+        replay(directory, work)
+    with pytest.raises(ExchangeError, match="no snapshot 5"):
+        replay(directory, work, snapshot=5)
