@@ -12,7 +12,7 @@ from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.listen import Listener
 
 SECRET = b"of these tests"
-TRANSPORTS = ("tcp", "unix")
+TRANSPORTS = ("tcp", "unix", "shared")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Frames as bytes: a head of fixed size, what the head announces, and the tensors as they lie in memory.
 
-    head     magic, kind, counts; epoch, request, worker, sequence, clock, weight
+    head     magic, kind, segment, counts; epoch, request, worker, sequence, clock, weight
     rest     numbers; type, rank and shape of each tensor; text
     tensors  their bytes, one after the other, in the sender's order of bytes (little-endian, or it is refused)
 
@@ -30,6 +30,7 @@ _MAX_RANK: Final = 64
 _MAGIC: Final = b"PLX1"
 _HEAD: Final = struct.Struct("<4sHHIIIIqqqqqd")
 HEAD_BYTES: Final = _HEAD.size
+_SEGMENT_AT: Final = struct.calcsize("<4sH")
 
 _TYPES: Final = (
     torch.uint8,
@@ -47,9 +48,16 @@ _NUMBER_OF: Final = {dtype: number for number, dtype in enumerate(_TYPES)}
 
 
 class Head(NamedTuple):
-    """The fixed part of a frame. numbers, tensors: how many; shapes_bytes, text_bytes: of the rest."""
+    """The fixed part of a frame.
+
+    Attributes:
+        segment: number of the shared memory in which the tensors lie, from 1; 0: they follow (see `shared`).
+        tensors, numbers: how many there are.
+        shapes_bytes, text_bytes: of the rest.
+    """
 
     kind: int
+    segment: int
     tensors: int
     numbers: int
     shapes_bytes: int
@@ -101,19 +109,24 @@ def encoded(frame: Frame) -> tuple[bytes, list[memoryview]]:
     return b"".join((head, numbers, shapes, text)), [_bytes(tensor) for tensor in tensors if tensor.numel()]
 
 
+def in_segment(first: bytes, segment: int) -> bytes:
+    """Return the head and the rest of a frame whose tensors lie in shared memory."""
+    return first[:_SEGMENT_AT] + struct.pack("<H", segment) + first[_SEGMENT_AT + 2 :]
+
+
 def head(data: bytes | bytearray) -> Head:
     """Read a head.
 
     Raises:
         ExchangeError: it is none.
     """
-    magic, kind, zero, *counts_and_fields = _HEAD.unpack(data)
-    if magic != _MAGIC or zero:
+    magic, *fields = _HEAD.unpack(data)
+    if magic != _MAGIC:
         raise ExchangeError(
             f"what arrived is no frame: it begins with {bytes(data[:8])!r} in place of {_MAGIC!r}. Do both ends have "
             "the same version of Paceline?"
         )
-    read = Head(kind, *counts_and_fields)
+    read = Head(*fields)
     if read.rest_bytes > _MAX_REST_BYTES or 2 * read.tensors > read.shapes_bytes:
         raise ExchangeError(
             f"a frame announces {read.numbers} numbers, {read.tensors} tensors and {read.text_bytes} bytes of text, "
@@ -162,11 +175,14 @@ def _plain(tensor: Tensor) -> Tensor:
     if tensor.dtype not in _NUMBER_OF:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
         raise ExchangeError(f"tensors of type {tensor.dtype} cannot be sent; those of {known} can.")
-    return tensor.detach().contiguous()
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    return plain if plain.is_contiguous() else plain.contiguous()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    if tensor.dtype is torch.bfloat16:  # NumPy has no such type
+        tensor = tensor.view(torch.int16)
+    return tensor.numpy().data.cast("B")
 
 
 def _shape(tensor: Tensor) -> bytes:

@@ -12,6 +12,8 @@ from paceline.exchange.wire.address import is_here
 from paceline.exchange.wire.auth import authenticate
 from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.opening import MAX_STREAMS, Opening, Transport
+from paceline.exchange.wire.segments import available
+from paceline.exchange.wire.shared import SharedConnection
 from paceline.exchange.wire.sockets import SocketConnection
 
 
@@ -43,7 +45,7 @@ def connect(
         )
     if way is Transport.UNIX or (way in (Transport.AUTO, Transport.SHARED) and here):
         try:
-            return _at_unix(address.unix, secret, until)
+            return _at_unix(address.unix, secret, until, shared=way is not Transport.UNIX and available())
         except ConnectionLost:
             if way is not Transport.AUTO or not address.port:
                 raise
@@ -52,16 +54,27 @@ def connect(
     return _at_tcp(address, secret, streams, until)
 
 
-def _at_unix(path: str, secret: bytes, until: float) -> Connection:
+def _at_unix(path: str, secret: bytes, until: float, *, shared: bool) -> Connection:
     name = f"the process at {path}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _reach_unix(sock, path, until)
-        _introduce(sock, secret, Opening(), name, until)
+        _introduce(sock, secret, Opening(shared), name, until)
+        return _shared(sock, name) if shared else SocketConnection(sock, name)
     except BaseException:
         sock.close()
         raise
-    return SocketConnection(sock, name)
+
+
+def _shared(sock: socket.socket, name: str) -> Connection:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with theirs:
+            socket.send_fds(sock, [b"\0"], [theirs.fileno()])
+    except OSError as error:
+        ours.close()
+        raise ConnectionLost(f"lost {name}: {error.strerror or error}.") from error
+    return SharedConnection(sock, ours, name)
 
 
 def _reach_unix(sock: socket.socket, path: str, until: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from paceline.errors import ExchangeError
 from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.opening import Opening
+from paceline.exchange.wire.shared import SharedConnection
 from paceline.exchange.wire.sockets import SocketConnection
 
 
@@ -35,7 +36,7 @@ class Gathering:
             ExchangeError: the socket fits nothing.
         """
         if opening.shared:
-            raise ExchangeError("shared memory is not offered here.")
+            return _shared(sock)
         if opening.streams == 1:
             return SocketConnection(sock, "a client")
         raise ExchangeError("several streams are not offered here.")
@@ -46,6 +47,14 @@ class Gathering:
             waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
             _give_up(one)
+
+
+def _shared(sock: socket.socket) -> Connection:
+    """Return a connection through shared memory: the client sends a socket for turns."""
+    _, files, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not files:
+        raise ExchangeError("a client asks for shared memory, and sends no socket for turns.")
+    return SharedConnection(sock, socket.socket(fileno=files[0]), "a client")
 
 
 def _give_up(waiting: _Waiting) -> None:

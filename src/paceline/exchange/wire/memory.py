@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -12,48 +13,67 @@ from paceline.errors import ExchangeError
 from paceline.exchange.wire.codec import nbytes
 from paceline.exchange.wire.frame import Frame, Meta, Placing
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
 _ALIGNMENT: Final = 64
 _SMALLEST: Final = 64 << 10
 _PATIENCE: Final = 64
 """Frames after which memory that none of them needed half of is given back."""
 
 
-def offsets(metas: Sequence[Meta]) -> tuple[list[int], int]:
-    """Return where tensors lie one after the other, each at a multiple of 64 bytes, and what all of them need."""
+def aligned(counts: Iterable[int]) -> tuple[list[int], int]:
+    """Return where parts of so many bytes begin, each at a multiple of 64, and what all of them need."""
     at, starts = 0, []
-    for meta in metas:
+    for count in counts:
         starts.append(at)
-        at += -(-nbytes(meta) // _ALIGNMENT) * _ALIGNMENT
+        at += -(-count // _ALIGNMENT) * _ALIGNMENT
     return starts, at
 
 
-def tensors_in(memory: Tensor, metas: Sequence[Meta], starts: Sequence[int]) -> list[Tensor]:
-    """Return tensors that lie in memory. memory: [n] uint8."""
-    return [
-        memory[start : start + nbytes(meta)].view(meta.dtype).view(meta.shape)
-        for meta, start in zip(metas, starts, strict=True)
-    ]
+def offsets(metas: Sequence[Meta]) -> tuple[list[int], int]:
+    """Return where tensors lie one after the other, and what all of them need, in bytes."""
+    return aligned(map(nbytes, metas))
+
+
+def tensors_in(memory: Buffer, metas: Sequence[Meta], starts: Sequence[int]) -> list[Tensor]:
+    """Return tensors that lie in memory."""
+    return [_tensor(memory, meta, start) for meta, start in zip(metas, starts, strict=True)]
+
+
+def _tensor(memory: Buffer, meta: Meta, start: int) -> Tensor:
+    dtype, shape = meta
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 class Memory:
     """Memory for the tensors of one frame at a time. It grows as needed, and shrinks when little of it is used."""
 
     def __init__(self) -> None:
-        self._held = torch.empty(0, dtype=torch.uint8)
+        self._held = memoryview(bytearray())
         self._most, self._frames = 0, 0
 
-    def tensors(self, metas: Sequence[Meta]) -> list[Tensor]:
-        """Return tensors to receive into; those of the call before are not valid any more."""
+    def tensors(self, metas: Sequence[Meta]) -> tuple[list[Tensor], list[memoryview]]:
+        """Return tensors to receive into, and where those that are not empty lie.
+
+        Those of the call before are not valid any more.
+        """
         starts, total = offsets(metas)
         self._most, self._frames = max(self._most, total), self._frames + 1
         if self._frames == _PATIENCE:
-            if 2 * self._most < self._held.numel() > _SMALLEST:
-                self._held = torch.empty(0, dtype=torch.uint8)
+            if 2 * self._most < len(self._held) > _SMALLEST:
+                self._held = memoryview(bytearray())
             self._most, self._frames = total, 0
-        if total > self._held.numel():
-            self._held = torch.empty(0, dtype=torch.uint8)  # the old one goes first
-            self._held = torch.empty(max(total, _SMALLEST), dtype=torch.uint8)
-        return tensors_in(self._held, metas, starts)
+        if total > len(self._held):
+            self._held = memoryview(bytearray())  # the old one goes first
+            self._held = torch.empty(max(total, _SMALLEST), dtype=torch.uint8).numpy().data
+        counts = map(nbytes, metas)
+        pieces = [self._held[start : start + count] for start, count in zip(starts, counts, strict=True) if count]
+        return tensors_in(self._held, metas, starts), pieces
 
 
 def placed(place: Placing | None, frame: Frame, metas: Sequence[Meta]) -> list[Tensor] | None:

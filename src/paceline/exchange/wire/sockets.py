@@ -10,7 +10,7 @@ from typing import Final
 
 from torch import Tensor
 
-from paceline.errors import ConnectionLost
+from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.wire.codec import HEAD_BYTES, announced, encoded, head, views_of
 from paceline.exchange.wire.descriptor import Shared
 from paceline.exchange.wire.frame import Frame, Meta, Placing
@@ -92,7 +92,7 @@ class SocketConnection:
     def receive(self, place: Placing | None = None) -> Frame:
         """Wait for a frame; see `frame.Connection`."""
         with self._socket.used() as sock:
-            count = sock.recv_into(self._head, 0, socket.MSG_WAITALL)
+            count = self._hear(sock, self._head)
             if not count:
                 raise ConnectionLost(f"{self._socket.name} closed the connection.")
             receive_all(sock, [memoryview(self._head)[count:]] if count < HEAD_BYTES else [])
@@ -100,7 +100,8 @@ class SocketConnection:
             rest = bytearray(read.rest_bytes)
             receive_all(sock, [memoryview(rest)] if rest else [])
             frame, metas = announced(read, rest)
-            frame.tensors = self._receive(sock, placed(place, frame, metas), metas) if metas else ()
+            if metas:
+                frame.tensors = self._receive(sock, read.segment, placed(place, frame, metas), metas)
             self.received_bytes += HEAD_BYTES + len(rest) + sum(tensor.nbytes for tensor in frame.tensors)
         return frame
 
@@ -112,8 +113,16 @@ class SocketConnection:
         """Send a frame's head and rest, then its tensors."""
         send_all(sock, [first, *views])
 
-    def _receive(self, sock: socket.socket, wanted: list[Tensor] | None, metas: Sequence[Meta]) -> list[Tensor]:
+    def _hear(self, sock: socket.socket, into: bytearray) -> int:
+        """Receive the first bytes of a frame; return how many."""
+        return sock.recv_into(into, 0, socket.MSG_WAITALL)
+
+    def _receive(
+        self, sock: socket.socket, segment: int, wanted: list[Tensor] | None, metas: Sequence[Meta]
+    ) -> list[Tensor]:
         """Receive tensors, where they are wanted or in memory of this connection."""
-        tensors = self._memory.tensors(metas) if wanted is None else wanted
-        receive_all(sock, views_of(tensors))
+        if segment:
+            raise ExchangeError("a frame's tensors are said to lie in shared memory; this connection has none.")
+        tensors, pieces = self._memory.tensors(metas) if wanted is None else (wanted, views_of(wanted))
+        receive_all(sock, pieces)
         return tensors
