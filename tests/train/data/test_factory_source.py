@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 from paceline.errors import DataError, RecipeError
@@ -62,6 +63,16 @@ def test_tuples_are_positional_and_whole_batches_are_asked_for_at_once(opened):
     first, second = step.micro_batches[0].batch
     assert first.tolist() == [5, 4, 3, 2] and second.shape == (4, 2)
     assert train[1][0] == 4
+
+
+def test_a_mapping_of_whole_arrays_is_a_dataset(tmp_path):
+    config = TypeAdapter(DataConfig).validate_python({"source": "factory", "dataset": "any:thing"})
+    log = {"x": torch.arange(6).reshape(3, 2), "y": np.ones(3, dtype=np.float32)}
+    train, validation = open_source(config, tmp_path, resolve=lambda text, base: lambda: (log, log))
+    batch = train.batch(np.array([2, 0]))
+    assert batch["x"].tolist() == [[4, 5], [0, 1]] and batch["y"].dtype == torch.float32 and len(validation) == 3
+    with pytest.raises(DataError, match=r"different numbers of samples: 'x' 3, 'y' 2"):
+        open_source(config, tmp_path, resolve=lambda text, base: lambda: log | {"y": torch.ones(2)})
 
 
 def test_the_resolver_is_a_parameter(tmp_path):

@@ -267,7 +267,7 @@ class CriteoData(_LinesData):
 
 
 class FactoryData(_Data):
-    """A map-style dataset of the user's own.
+    """A dataset of the user's own: map-style, or a mapping of arrays or tensors by argument of the module.
 
     Attributes:
         dataset: FACTORY, `package.module:callable` or `path/to/file.py:callable`, that returns a dataset, or a pair of

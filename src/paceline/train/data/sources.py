@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from paceline.errors import DataError, PacelineError
 from paceline.program.factory import load_factory, user_line
@@ -23,7 +26,7 @@ from paceline.train.data.config import (
 from paceline.train.data.criteo import open_criteo
 from paceline.train.data.huggingface import open_hf
 from paceline.train.data.libsvm import open_libsvm
-from paceline.train.data.source import DatasetSource, Source, split
+from paceline.train.data.source import ArraySource, DatasetSource, Source, split
 from paceline.train.data.text import open_stdlib, open_text
 
 Resolve = Callable[[str, Path], Callable[..., Any]]
@@ -89,4 +92,8 @@ def _open_factory(config: FactoryData, base_dir: Path, resolve: Resolve) -> tupl
 
 
 def _as_source(made: Any, name: str) -> Source:
-    return made if isinstance(made, Source) else DatasetSource(made, name)
+    if isinstance(made, Source):
+        return made
+    if isinstance(made, Mapping) and all(isinstance(value, torch.Tensor | np.ndarray) for value in made.values()):
+        return ArraySource({key: np.asarray(value) for key, value in made.items()}, name)
+    return DatasetSource(made, name)
