@@ -11,6 +11,7 @@ from paceline import __version__
 from paceline.cli.bench import bench
 from paceline.cli.calibrate import calibrate
 from paceline.cli.goodput import goodput
+from paceline.cli.join import join
 from paceline.cli.plan import plan
 from paceline.cli.schedule import HELP as SCHEDULE_HELP
 from paceline.cli.schedule import schedule
@@ -70,6 +71,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train)
+app.command()(join)
 app.command()(verify)
 app.command()(plan)
 app.command()(simulate)

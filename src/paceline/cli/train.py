@@ -42,6 +42,10 @@ def train(
 
         torchrun --nproc-per-node 4 -m paceline.cli.main train RECIPE --mesh dp=4 --out DIR
 
+    With a section `server`, parameters are on servers, and workers compute gradients; all processes are started here:
+
+        paceline train recipes/ctr.yaml --set server.workers=4 --set "server.consistency=ssp(3)"
+
     By a plan, from a search or from another run's plan.yaml; --mesh and --set win over it:
 
         paceline train recipes/gpt-stdlib.yaml --plan plan.yaml
@@ -63,6 +67,16 @@ def train(
         check_batch(loaded, plan)
     inprocess = loaded.launch == Launch.INPROCESS.value
     world = World.from_environment(os.environ)
+    if loaded.server is not None:
+        if world is not None:
+            raise LaunchError(
+                f"{world.launcher.value} started {world.size} ranks, but a recipe with a section `server` starts its "
+                "processes itself: run paceline train without a launcher, and paceline join RUN_DIR worker elsewhere."
+            )
+        from paceline.train.servers.supervise import supervise
+
+        supervise(loaded, latest_run_dir(out, loaded.name) if resume else new_run_dir(out, loaded.name), resume)
+        return
     if world is None:
         run_dir = latest_run_dir(out, loaded.name) if resume else new_run_dir(out, loaded.name)
     else:

@@ -57,6 +57,10 @@ def verify(
     recompute: RecomputeOption = None,
     launch: LaunchOption = None,
     backend: BackendOption = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="Do a run with parameter servers again from its logs, and compare."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Compare the plan with the unmodified module, run serially on the same samples.
@@ -68,7 +72,17 @@ def verify(
         paceline verify recipes/gpt-stdlib.yaml --mesh dp=2,fsdp=2
         paceline verify --model my_model.py:build --mesh fsdp=2 --json equal.json
         paceline verify --model my_model.py:build --mesh dp=2,pp=2 --schedule zb-h1 --micro-batches 4
+
+    A run with parameter servers is done again from its logs, one update after the other; what comes out must be what
+    servers wrote at its end, bit for bit:
+
+        paceline verify --replay runs/ctr-1
     """
+    if replay is not None:
+        if recipe is not None or model is not None:
+            raise RecipeError("--replay takes the recipe from the run's directory: name no RECIPE and no --model.")
+        _verify_replay(replay, json_file)
+        return
     if (recipe is None) == (model is None):
         raise RecipeError("name what to verify: either a RECIPE or --model FACTORY.")
 
@@ -112,6 +126,21 @@ def verify(
             tell=status.update,
         )
     report.print(console)
+    if json_file is not None:
+        write_json(report.to_json(), json_file)
+    if not report.equal:
+        raise typer.Exit(1)
+
+
+def _verify_replay(run_dir: Path, json_file: Path | None) -> None:
+    from rich.console import Console
+
+    from paceline.verify.server_replay import verify_replay
+
+    console = Console()
+    with console.status("replaying"):
+        report = verify_replay(run_dir)
+    console.print(report.text, highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(report.to_json(), json_file)
     if not report.equal:

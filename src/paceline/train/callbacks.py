@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,21 @@ class StepReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The mean loss over the validation data after `step` steps; `weight` tokens (or samples) in `seconds`."""
+    """The mean loss over the validation data after `step` steps; `weight` tokens (or samples) in `seconds`.
+
+    Attributes:
+        metrics: what `classification.Scorer` found, where the recipe asks for scores.
+    """
 
     step: int
     loss: float
     weight: float
     seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        found = "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in self.metrics.items())
+        return f"step {self.step}  validation loss {self.loss:.4f}{found}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,19 @@ class CheckpointReport:
     step: int
     directory: Path
     seconds: float
+
+
+@dataclass(frozen=True)
+class MembersReport:
+    """What servers and workers were doing after `step` steps.
+
+    Attributes:
+        step: steps that are done.
+        figures: of each, by its name (`server-0`, `worker-3`): plain values, and counts by bucket under `staleness`.
+    """
+
+    step: int
+    figures: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -109,6 +132,9 @@ class Callback:
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """After every checkpoint was handed over for saving."""
+
+    def on_members(self, report: MembersReport) -> None:
+        """Every few seconds of a run whose parameters are on servers."""
 
     def on_end(self, report: EndReport) -> None:
         """After the last step, or when a signal ended the run early. Not called when an error ends it."""

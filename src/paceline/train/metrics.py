@@ -16,6 +16,7 @@ from paceline.train.callbacks import (
     Callback,
     CheckpointReport,
     EndReport,
+    MembersReport,
     StartReport,
     StepReport,
     ValidationReport,
@@ -24,6 +25,8 @@ from paceline.train.callbacks import (
 
 class MetricsFile(Callback):
     """One JSON object per line, flushed at once: `{"event": "step", ...}` and `{"event": "validation", ...}`.
+
+    With parameters on servers also `{"event": "members", "step": ..., "members": {"server-0": {...}, ...}}`.
 
     Units: seconds, bytes, tokens (samples for a loss that is a mean over samples). A resumed run drops the lines of
     steps that it is about to do again, so that each step stands in the file once.
@@ -63,7 +66,12 @@ class MetricsFile(Callback):
             loss=report.loss,
             tokens=report.weight,
             seconds=round(report.seconds, 6),
+            **report.metrics,
         )
+
+    def on_members(self, report: MembersReport) -> None:
+        """Write a line."""
+        self._write(event="members", step=report.step, members={name: dict(v) for name, v in report.figures.items()})
 
     def close(self) -> None:
         """Close the file."""
@@ -128,8 +136,15 @@ class TensorBoard(Callback):
         )
 
     def on_validate(self, report: ValidationReport) -> None:
-        """Write the validation loss."""
-        self._scalars(report.step, {"validation/loss": report.loss})
+        """Write the validation loss, and metrics."""
+        found = {"loss": report.loss, **report.metrics}
+        self._scalars(report.step, {f"validation/{name}": value for name, value in found.items()})
+
+    def on_members(self, report: MembersReport) -> None:
+        """Write figures of servers and workers."""
+        for name, figures in report.figures.items():
+            numbers = {key: value for key, value in figures.items() if isinstance(value, int | float)}
+            self._scalars(report.step, {f"{name}/{key}": value for key, value in numbers.items()})
 
     def close(self) -> None:
         """Write what is left."""
@@ -172,7 +187,8 @@ class LogLines(Callback):
 
     def on_validate(self, report: ValidationReport) -> None:
         """Log the validation loss."""
-        self._log.info("step %d validation loss %.6g in %.2f s", report.step, report.loss, report.seconds)
+        found = "".join(f" {name} {value:.6g}" for name, value in report.metrics.items())
+        self._log.info("step %d validation loss %.6g%s in %.2f s", report.step, report.loss, found, report.seconds)
 
     def on_checkpoint(self, report: CheckpointReport) -> None:
         """Log that a checkpoint is being saved."""

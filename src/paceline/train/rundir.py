@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import Logger
 from pathlib import Path
 
 
@@ -89,11 +90,16 @@ class RunDirectory:
 
         Our launcher has that file open too, for what the rank prints and for its traceback; both append.
         """
+        with self.logging_to(self.log(rank), f"rank {rank} ") as log:
+            yield log
+
+    @contextmanager
+    def logging_to(self, path: Path, who: str = "") -> Iterator[Logger]:
+        """Append what this package logs to a file, for the time of the context."""
         log = logging.getLogger("paceline")
-        path = self.log(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path, encoding="utf-8")
-        handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter(f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s"))
         before = log.level
         log.addHandler(handler)
         log.setLevel(logging.INFO)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from paceline.exchange.interface import Arrivals
 from paceline.exchange.job import Mode
 from paceline.train.data import MicroBatch
-from paceline.train.servers.replica import Computed, Replica
+from paceline.train.servers.replica import Computed, Evaluated, Replica
 
 
 class LocalSteps:
@@ -101,6 +101,6 @@ class LocalSteps:
         self,
         batches: Sequence[MicroBatch],
         read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None],
-    ) -> tuple[float, float]:
+    ) -> Evaluated:
         """See `worker.Computer`."""
         return self._replica.evaluate(batches, read)

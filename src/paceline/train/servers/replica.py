@@ -20,6 +20,7 @@ from paceline.runtime.arrivals import order_of_use
 from paceline.runtime.interface import ParallelModule
 from paceline.runtime.module import PlacedModule
 from paceline.runtime.state import Shard
+from paceline.train.classification import Scorer
 from paceline.train.data import Batch, MicroBatch
 from paceline.train.loop import derived_seed
 from paceline.train.servers.working_set import Taken, WorkingSet
@@ -44,6 +45,20 @@ class Computed(NamedTuple):
     rows: Mapping[int, Rows]
 
 
+class Evaluated(NamedTuple):
+    """What held-out data said.
+
+    Attributes:
+        loss: mean over it; NaN where nothing counts.
+        weight: what that is a mean over.
+        metrics: further figures by name, such as `auc`.
+    """
+
+    loss: float
+    weight: float
+    metrics: Mapping[str, float]
+
+
 class Replica:
     """A module that computes gradients of tasks.
 
@@ -54,6 +69,7 @@ class Replica:
         seed: of random operators, with the task.
         equal: micro-batches count alike, whatever their losses are means over.
         working_set: of `user_module`, where it has sparse tables.
+        scorer: scores held-out data by a method of `user_module`.
     """
 
     def __init__(
@@ -65,12 +81,14 @@ class Replica:
         seed: int = 0,
         equal: bool = False,
         working_set: WorkingSet | None = None,
+        scorer: Scorer | None = None,
     ) -> None:
         self.module = module
         self.job = job
         self._seed = seed
         self._equal = equal
         self._working_set = working_set
+        self._scorer = scorer
         self._number = {table.name: index for index, table in enumerate(job.tables)}
         self.dense = tuple(index for index, table in enumerate(job.tables) if isinstance(table, DenseTable))
         self.sparse = tuple(index for index in self._number.values() if index not in self.dense)
@@ -119,7 +137,7 @@ class Replica:
             return {}
         (portion,) = portions
         self._taken = self._working_set.take(portion.batch)
-        self._portions = [replace(portion, batch=_plain(self._taken.batch))]
+        self._portions = [replace(portion, batch=plain(self._taken.batch))]
         return self._rows_of(self._taken)
 
     def _rows_of(self, taken: Taken) -> dict[int, tuple[Tensor, Tensor]]:
@@ -218,8 +236,8 @@ class Replica:
     @torch.no_grad()
     def evaluate(
         self, batches: Sequence[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
-    ) -> tuple[float, float]:
-        """Return the mean loss over batches in eval mode, and its weight.
+    ) -> Evaluated:
+        """Look at batches in eval mode.
 
         Args:
             batches: of held-out data.
@@ -234,12 +252,16 @@ class Replica:
                 value, weight = self.module.mean_loss(self._portions, equal=self._equal)
                 if weight:
                     loss, total = loss + value * weight, total + weight
+                if self._scorer is not None:
+                    self._scorer.add(self._portions[0].batch)
         finally:
             self.module.train()
-        return (loss / total if total else math.nan), total
+        metrics = self._scorer.result() if self._scorer is not None else {}
+        return Evaluated(loss / total if total else math.nan, total, metrics)
 
 
-def _plain(batch: Mapping[str, Any] | tuple[Any, ...]) -> Batch:
+def plain(batch: Mapping[str, Any] | tuple[Any, ...]) -> Batch:
+    """Return a batch as sources give it."""
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 

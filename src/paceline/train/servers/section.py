@@ -97,13 +97,11 @@ class TableSection(Section):
 
     Attributes:
         keys: the tensor of the batch that points into it; for tuples its index.
-        capacity: rows of a worker's working set; as many as a batch has keys when absent.
         initializer: of new rows: `zeros`, `normal(0.01)` (standard deviation) or `uniform(0.05)` (half of the range).
         optimizer: its own rule, in place of that of the recipe.
     """
 
     keys: str | int
-    capacity: Count | None = None
     initializer: InitializerText = "zeros"
     optimizer: RuleSection | None = None
 

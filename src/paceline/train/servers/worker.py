@@ -16,8 +16,9 @@ from torch import Tensor
 from paceline.exchange.interface import Arrivals, Deal, Dealer, Exchange, Interrupted, Order
 from paceline.exchange.job import Consistency, Job
 from paceline.train.data import MicroBatch
+from paceline.train.memory import peak_memory
 from paceline.train.servers.gathered import Gathered
-from paceline.train.servers.replica import Computed
+from paceline.train.servers.replica import Computed, Evaluated
 
 _WAIT_S: Final = 0.005
 """Between questions for work where there is none."""
@@ -64,7 +65,7 @@ class Computer(Protocol):
 
     def evaluate(
         self, batches: Sequence[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
-    ) -> tuple[float, float]:
+    ) -> Evaluated:
         """Evaluate what was read."""
         ...
 
@@ -78,6 +79,7 @@ class TaskReport:
         loss, weight: see `replica.Computed`.
         read_s, compute_s, push_s: where its time went, in seconds.
         alone: it was another worker's.
+        memory_bytes: the most that this process had so far.
     """
 
     task: int
@@ -87,16 +89,18 @@ class TaskReport:
     compute_s: float
     push_s: float
     alone: bool
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Held-out data was looked at, with all tasks of clocks below `clock` applied."""
+    """Held-out data was looked at, with all tasks of clocks below `clock` applied; see `replica.Evaluated`."""
 
     clock: int
     loss: float
     weight: float
     seconds: float
+    metrics: Mapping[str, float]
 
 
 class Listener:
@@ -177,7 +181,7 @@ class Worker:
 
     def _do(self, deal: Deal) -> None:
         """Compute a task, and push it or keep it for the next push."""
-        computed, report = self._compute(deal)
+        computed, times = self._compute(deal)
         began = time.perf_counter()
         if deal.alone or self._push_every == 1:
             self._exchange.push([deal.number], computed.dense, computed.rows, computed.weight)
@@ -189,7 +193,9 @@ class Worker:
         if deal.alone or len(self._pushed) + len(self._gathered) >= self._ahead:
             self._acknowledge()
         seconds = time.perf_counter() - began
-        self._listener.on_task(TaskReport(deal.number, computed.loss, computed.weight, *report, seconds, deal.alone))
+        memory = peak_memory(self._computer.rooms[0].device) if self._computer.rooms else 0
+        report = TaskReport(deal.number, computed.loss, computed.weight, *times, seconds, deal.alone, memory)
+        self._listener.on_task(report)
 
     def _compute(self, deal: Deal) -> tuple[Computed, tuple[float, float]]:
         """Read what a task needs, and compute it; return also how many seconds both took.
@@ -281,14 +287,13 @@ class Worker:
                 if self._computer.dense:
                     self._exchange.pull(self._computer.dense, self._computer.rooms, deal.number)
                     self._computer.arrived(self._computer.dense)
-                loss, weight = self._computer.evaluate(
-                    self._validation(), lambda rows: self._read_rows(rows, deal.number)
-                )
+                found = self._computer.evaluate(self._validation(), lambda rows: self._read_rows(rows, deal.number))
                 break
             except Interrupted:
                 self._help()
         self._unread = True  # an asynchronous worker goes on from what servers have, not from what was looked at
-        self._listener.on_evaluation(EvaluationReport(deal.number, loss, weight, time.perf_counter() - began))
+        seconds = time.perf_counter() - began
+        self._listener.on_evaluation(EvaluationReport(deal.number, found.loss, found.weight, seconds, found.metrics))
         self._dealer.done([deal])
 
 

@@ -1,0 +1,132 @@
+"""Processes that a supervisor starts: each with a log of its own, none outlives it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_POLL_S: Final = 0.02
+_TAIL_LINES: Final = 30
+
+
+class Child:
+    """A process.
+
+    Attributes:
+        name: of its log, such as `worker-3`.
+        began: when it was started, by the monotonic clock.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
+        self.name = name
+        self.began = time.monotonic()
+        self._process = process
+        self._log = log
+        self._log_start = log_start
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """How it ended: its exit code, or a signal's number below 0; None while it runs."""
+        return self._process.poll()
+
+    def send(self, number: int) -> None:
+        """Send a signal to it and what it started."""
+        if self.code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-_TAIL_LINES:])
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+        self._process.wait()
+
+
+class Children:
+    """Processes by name. Leaving the context ends all that are left."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: dict[str, Child] = {}
+        logs.mkdir(parents=True, exist_ok=True)
+        self._preparation = _dies_with_parent()
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL, 0)
+
+    def start(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Child:
+        """Run `python -m module arguments`; a child of this name must not be running."""
+        path = self._logs / f"{name}.log"
+        with path.open("ab") as log:
+            start = log.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *arguments],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C at the terminal is the supervisor's to pass on
+                preexec_fn=self._preparation,
+            )
+        child = self._children[name] = Child(name, process, path, start)
+        return child
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(list(self._children.values()))
+
+    def named(self, kind: str) -> list[Child]:
+        """Return those of a kind: `worker`, `server`, `coordinator`."""
+        return [child for child in self if child.name.partition("-")[0] == kind]
+
+    def forget(self, child: Child) -> None:
+        """Look after it no more: it has ended."""
+        with suppress(ProcessLookupError, PermissionError):  # what it started itself
+            os.killpg(child.pid, signal.SIGKILL)
+        del self._children[child.name]
+
+    def end(self, number: int, patience_s: float, only: Sequence[Child] | None = None) -> None:
+        """Send a signal to all, or to some, and SIGKILL to those that are there still after `patience_s`."""
+        chosen = list(self) if only is None else list(only)
+        for child in chosen:
+            child.send(number)
+        deadline = time.monotonic() + patience_s
+        while any(child.code is None for child in chosen) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        for child in chosen:
+            child.send(signal.SIGKILL)
+            child.wait()
+            self.forget(child)
+
+
+def _dies_with_parent() -> Callable[[], None] | None:
+    """Return what has the kernel end a child when its parent is gone, however it went."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+
+    def prepare() -> None:
+        library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return prepare

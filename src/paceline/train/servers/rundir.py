@@ -1,0 +1,36 @@
+"""Where a run with servers keeps what it needs, within its run directory (`train.rundir`).
+
+exchange/                 see `exchange.directory`; with groups that of the global servers, else the only one
+groups/N/                 the same for the servers of a group
+work/worker-N.jsonl       what worker N did (`records`)
+logs/*.log                of the coordinator, of each server and worker
+buffers.safetensors       buffers of the module, from whoever looked at what was learnt last
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.exchange.directory import Directory
+from paceline.train.rundir import RunDirectory
+
+
+def exchange_of(run: RunDirectory, group: int | None = None) -> Directory:
+    """Return the directory of the exchange, or of that of a group."""
+    return Directory(run.root / "exchange" if group is None else run.root / "groups" / str(group))
+
+
+def work_of(run: RunDirectory, worker: int, group: int | None = None) -> Path:
+    """Return the file of what a worker did."""
+    name = f"worker-{worker}" if group is None else f"worker-{group}-{worker}"
+    return run.root / "work" / f"{name}.jsonl"
+
+
+def buffers_of(run: RunDirectory) -> Path:
+    """Return the file of the module's buffers."""
+    return run.root / "buffers.safetensors"
+
+
+def log_of(run: RunDirectory, name: str) -> Path:
+    """Return the log of a process, such as `worker-3`."""
+    return run.root / "logs" / f"{name}.log"

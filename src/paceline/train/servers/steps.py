@@ -1,0 +1,62 @@
+"""Steps of a run, from the tasks that workers say they did: a step is there once all of its tasks are."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.train.callbacks import StepReport
+
+
+@dataclass
+class _Clock:
+    """Tasks of a clock so far: their losses and weights."""
+
+    tasks: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+
+class Steps:
+    """Puts tasks together to steps, in order.
+
+    Args:
+        pieces: tasks of a clock.
+        steps: of the run.
+        every: steps of a clock; above 1 where workers take local steps.
+        rate: learning rate.
+        first: clocks that were done before.
+    """
+
+    def __init__(self, pieces: int, steps: int, every: int, rate: float, first: int = 0) -> None:
+        self._pieces, self._steps, self._every, self._rate = pieces, steps, every, rate
+        self._next = first
+        self._open: dict[int, _Clock] = {}
+        self._at = time.monotonic()
+        self._peak = 0
+
+    @property
+    def done(self) -> int:
+        """Steps that are there."""
+        return self._next * self._every
+
+    def take(self, record: Mapping[str, Any]) -> Iterator[StepReport]:
+        """Take a task; yield the steps that it completes. A task that comes twice counts once."""
+        task, clock = int(record["task"]), int(record["task"]) // self._pieces
+        self._peak = max(self._peak, int(record.get("memory_bytes") or 0))
+        if clock < self._next:
+            return
+        loss = math.nan if record["loss"] is None else float(record["loss"])
+        self._open.setdefault(clock, _Clock()).tasks.setdefault(task, (loss, float(record["weight"])))
+        while self._next in self._open and len(self._open[self._next].tasks) == self._pieces:
+            yield self._completed()
+
+    def _completed(self) -> StepReport:
+        tasks = [pair for _, pair in sorted(self._open.pop(self._next).tasks.items()) if pair[1]]
+        self._next += 1
+        weight = sum(pair[1] for pair in tasks)
+        loss = math.fsum(loss * count for loss, count in tasks) / weight if weight else math.nan
+        now, before = time.monotonic(), self._at
+        self._at = now
+        return StepReport(self.done, self._steps, loss, self._rate, None, weight, now - before, self._peak)

@@ -1,0 +1,174 @@
+"""The supervisor of a run with servers: starts its processes, watches them, and makes a trained module of what is left.
+
+It holds no parameters while the run goes on, and is on no path between workers and servers.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from paceline.errors import RankFailed, RecipeError
+from paceline.runtime.job.signals import NotedSignals
+from paceline.train.callbacks import CheckpointReport, EndReport, MembersReport, StartReport
+from paceline.train.model import build_module
+from paceline.train.recipe import Recipe, to_yaml
+from paceline.train.rundir import RunDirectory, write_whole
+from paceline.train.servers.cluster import Cluster
+from paceline.train.servers.finish import finish
+from paceline.train.servers.job import job_of, steps_of, terms_of
+from paceline.train.servers.parts import check_validation, named_parameters, open_sources
+from paceline.train.servers.processes import Children
+from paceline.train.servers.progress import Progress
+from paceline.train.servers.rundir import exchange_of, log_of
+from paceline.train.servers.section import ServerSection
+from paceline.train.servers.setup import begin, go_on
+from paceline.train.servers.status import Status
+from paceline.train.servers.workforce import Workforce
+from paceline.train.startup import Speaker, resume_command
+
+_POLL_S: Final = 0.05
+_LOOK_S: Final = 0.5
+"""Between questions to the coordinator."""
+_FIGURES_S: Final = 2.0
+"""Between lines of figures."""
+_GRACE_S: Final = 20.0
+"""What workers have to end once the job is done, or to leave."""
+_SNAPSHOT_S: Final = 60.0
+"""What servers have to write a snapshot that a signal asked for."""
+
+
+def supervise(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
+    """Train with parameters on servers.
+
+    Args:
+        recipe: with a section `server`.
+        out: the run directory.
+        resume: go on from its newest snapshot.
+
+    Raises:
+        SystemExit: a signal ended the run early, with a snapshot; 130 for Ctrl-C, 143 for SIGTERM.
+        PacelineError: bad input, or the training failed.
+    """
+    run = RunDirectory(out)
+    with run.logging_to(log_of(run, "supervisor")) as log:
+        try:
+            report = _Run(recipe, run, Speaker(Console(), log)).train(resume)
+        except Exception as error:
+            log.error("ended by %s: %s", type(error).__name__, error)
+            raise
+    if report.signal is not None:
+        raise SystemExit(128 + report.signal)
+    return report
+
+
+class _Run:
+    """The parts of a run."""
+
+    def __init__(self, recipe: Recipe, run: RunDirectory, speaker: Speaker) -> None:
+        if recipe.server is None:
+            raise RecipeError("the recipe has no section `server`.")
+        self.recipe = recipe
+        self.server: ServerSection = recipe.server
+        self.run = run
+        self.speaker = speaker
+        self.began = time.monotonic()
+
+    def train(self, resume: bool) -> EndReport:
+        run, recipe = self.run, self.recipe
+        run.root.mkdir(parents=True, exist_ok=True)
+        write_whole(run.config, to_yaml(recipe))
+        with self.speaker.phase("data"):
+            source, held_out = open_sources(recipe)
+            check_validation(recipe, held_out)
+        with self.speaker.phase("model"):
+            module = build_module(recipe)
+            job = job_of(recipe, module)
+        terms = terms_of(recipe, steps_of(recipe, len(source)))
+        with self.speaker.phase("snapshot"):
+            directory = exchange_of(run)
+            if resume:
+                charter = go_on(directory, self.server, job, terms)
+            else:
+                dense = {name: v for name, v in named_parameters(module).items() if name not in self.server.tables}
+                charter = begin(directory, self.server, job, terms, dense)
+        with Children(run.root / "logs") as children, NotedSignals() as signals:
+            cluster = Cluster(directory, charter, children, replace=self.server.replace)
+            workforce = Workforce(run, self.server, [cluster], children)
+            report = self._watch(cluster, workforce, signals)
+            children.end(signal.SIGTERM, 1.0, children.named("coordinator"))
+        if report.signal is not None:
+            name = signal.Signals(report.signal).name
+            self.speaker.say(f"{name}: stopped after step {report.step} of {report.steps}, and saved it. To go on:")
+            self.speaker.say(f"  {resume_command(run)}")
+            return report
+        finish(recipe, run, directory, charter.job, module, self.speaker, report)
+        return report
+
+    def _watch(self, cluster: Cluster, workforce: Workforce, signals: NotedSignals) -> EndReport:
+        """Start everything, and return when the job is done or was stopped in good order."""
+        charter = cluster.charter
+        progress = Progress(self.recipe, self.run, charter, self.speaker)
+        parameters = sum(table.count for table in charter.job.tables if hasattr(table, "count"))
+        ended: int | None = None
+        try:
+            cluster.start(0 if self.server.deployment == "colocated" else charter.terms.servers)
+            workforce.start()
+            progress.start(StartReport(progress.steps.done, progress.total, parameters))
+            status = self._until_done(cluster, workforce, progress, signals)
+            if not status.finished:
+                ended = signals.received[0]
+                self._save(cluster, workforce, progress)
+            workforce.wait(_GRACE_S)
+            progress.take()
+            report = EndReport(progress.steps.done, progress.total, ended, time.monotonic() - self.began)
+            progress.end(report)
+            return report
+        finally:
+            progress.close()
+            cluster.close()
+
+    def _until_done(self, cluster: Cluster, workforce: Workforce, progress: Progress, signals: NotedSignals) -> Status:
+        looked = shown = 0.0
+        said: str | None = None
+        status = Status()
+        while not status.finished and not signals.received:
+            time.sleep(_POLL_S)
+            progress.take()
+            workforce.look()
+            cluster.look()
+            now = time.monotonic()
+            if now - looked < _LOOK_S and workforce.size:
+                continue
+            looked, status = now, cluster.status() or Status()
+            if status.failed is not None:
+                raise RankFailed(f"the job failed: {status.failed}")
+            if status.waiting != said and now - self.began > 1:
+                said = status.waiting
+                if said is not None:
+                    self.speaker.say(f"waiting: {said}")
+            if status.figures and (now - shown > _FIGURES_S or status.finished):
+                shown = now
+                progress.members(MembersReport(progress.steps.done, status.figures))
+        return status
+
+    def _save(self, cluster: Cluster, workforce: Workforce, progress: Progress) -> None:
+        """Have servers write a snapshot, with the workers gone.
+
+        Raises:
+            RankFailed: none came.
+        """
+        began = time.monotonic()
+        workforce.end(signal.SIGTERM, _GRACE_S)
+        before = cluster.snapshots()
+        cluster.ask_for_snapshot()
+        while cluster.snapshots() == before:
+            if time.monotonic() > began + _GRACE_S + _SNAPSHOT_S:
+                raise RankFailed(f"servers wrote no snapshot within {_SNAPSHOT_S:g} s; see {self.run.root / 'logs'}.")
+            time.sleep(_POLL_S)
+            cluster.look()
+        progress.checkpoint(CheckpointReport(progress.steps.done, cluster.directory.snapshots, 0.0))
