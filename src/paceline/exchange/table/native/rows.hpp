@@ -80,7 +80,7 @@ class Rows {
         for (size_t i = 0; i < size; ++i) {
           const int64_t row = index_.find(keys[begin + i], hashes[i]);
           records[i] = row == Index::kNone ? nullptr : records_[row];
-          prefetch(records[i], width_);
+          prefetch(records[i], records[i] == nullptr ? 0 : width_);
         }
         for (size_t i = 0; i < size; ++i) {
           T* target = out + (begin + i) * width;
@@ -162,7 +162,7 @@ class Rows {
 
  private:
   static constexpr size_t kBlock = 64;
-  static constexpr size_t kLine = 64;  // bytes
+  static constexpr uintptr_t kLine = 64;  // bytes
 
   void hash(const int64_t* keys, size_t count, std::array<uint64_t, kBlock>& hashes) const {
     for (size_t i = 0; i < count; ++i) {
@@ -172,9 +172,10 @@ class Rows {
   }
 
   static void prefetch(const T* record, size_t count) {
-    const char* bytes = reinterpret_cast<const char*>(record);
-    for (size_t at = 0; at < count * sizeof(T); at += kLine) {
-      __builtin_prefetch(bytes + at);
+    const auto begin = reinterpret_cast<uintptr_t>(record) & ~(kLine - 1);
+    const auto end = reinterpret_cast<uintptr_t>(record + count);
+    for (uintptr_t line = begin; line < end; line += kLine) {
+      __builtin_prefetch(reinterpret_cast<const void*>(line));
     }
   }
 
