@@ -62,8 +62,9 @@ class Listener:
             if bind:
                 self._sockets.append(_tcp(bind, port))
             if unix is not None:
-                self._path = self._short(unix)
-                self._sockets.append(_unix(self._path))
+                path = self._short(unix)
+                self._sockets.append(_unix(path))
+                self._path = path
         except BaseException:
             self.close()
             raise

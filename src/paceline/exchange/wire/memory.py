@@ -61,6 +61,9 @@ class Memory:
         """Return tensors to receive into, and where those that are not empty lie.
 
         Those of the call before are not valid any more.
+
+        Raises:
+            ExchangeError: there is not as much memory.
         """
         starts, total = offsets(metas)
         self._most, self._frames = max(self._most, total), self._frames + 1
@@ -70,10 +73,17 @@ class Memory:
             self._most, self._frames = total, 0
         if total > len(self._held):
             self._held = memoryview(bytearray())  # the old one goes first
-            self._held = torch.empty(max(total, _SMALLEST), dtype=torch.uint8).numpy().data
+            self._held = _allocated(max(total, _SMALLEST))
         counts = map(nbytes, metas)
         pieces = [self._held[start : start + count] for start, count in zip(starts, counts, strict=True) if count]
         return tensors_in(self._held, metas, starts), pieces
+
+
+def _allocated(count: int) -> memoryview:
+    try:
+        return torch.empty(count, dtype=torch.uint8).numpy().data
+    except RuntimeError as error:
+        raise ExchangeError(f"a frame announces {count} bytes of tensors, and there is no memory for them.") from error
 
 
 def placed(place: Placing | None, frame: Frame, metas: Sequence[Meta]) -> list[Tensor] | None:
