@@ -8,7 +8,7 @@ optimizer's state stays with the worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -99,7 +99,7 @@ class LocalSteps:
 
     def evaluate(
         self,
-        batches: Sequence[MicroBatch],
+        batches: Iterable[MicroBatch],
         read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None],
     ) -> Evaluated:
         """See `worker.Computer`."""

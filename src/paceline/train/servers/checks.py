@@ -54,6 +54,12 @@ def _check_step(recipe: Recipe, server: ServerSection) -> None:
             f"{settings.micro_batches} micro-batches.",
             "train.micro_batches",
         )
+    if server.tables and recipe.launch == "processes" and recipe.mesh.size > 1:
+        raise complaint(
+            "a replica with sparse tables is one process: leave the mesh serial and take more workers, or add launch: "
+            "inprocess.",
+            "mesh",
+        )
     every = server.average_every or 1
     if settings.steps is not None and settings.steps % every:
         raise complaint(

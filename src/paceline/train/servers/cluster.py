@@ -139,7 +139,7 @@ class Cluster:
     def status(self) -> Status | None:
         """Return what the coordinator knows; None while it cannot be asked."""
         values = self._ask(Observer.status)
-        return None if values is None else Status.of(values)
+        return None if values is None else Status.of(values, self.charter.terms)
 
     def ask_for_snapshot(self) -> None:
         """Have servers write a snapshot as soon as may be."""

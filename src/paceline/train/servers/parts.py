@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,6 +13,7 @@ from paceline.errors import ExchangeError, RecipeError
 from paceline.exchange.job import Job
 from paceline.runtime.interface import ParallelModule
 from paceline.runtime.module import parallelize
+from paceline.train.classification import Scorer
 from paceline.train.data import Loader, MicroBatch, Source, open_source
 from paceline.train.model import InFloat64, build_module
 from paceline.train.optim import build_optimizer
@@ -39,7 +40,7 @@ class Parts:
     module: ParallelModule
     computer: Computer
     portions: Callable[[int], Sequence[MicroBatch]]
-    validation: Callable[[], Sequence[MicroBatch]]
+    validation: Callable[[], Iterable[MicroBatch]]
 
 
 def open_sources(recipe: Recipe) -> tuple[Source, Source | None]:
@@ -98,7 +99,11 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         fallback=None if recipe.fallback == "none" else recipe.fallback,
     )
     equal = settings.loss_weight == "equal"
-    replica = Replica(module, user_module, job, seed=recipe.seed, equal=equal, working_set=working_set)
+    section = settings.validation
+    scorer = None
+    if section is not None and section.scores is not None:
+        scorer = Scorer(user_module, section.scores, section.labels)
+    replica = Replica(module, user_module, job, seed=recipe.seed, equal=equal, working_set=working_set, scorer=scorer)
     read = samples(module.input_shard)
     computer: Computer = replica
     if server.average_every is not None:
@@ -127,7 +132,7 @@ def check_validation(recipe: Recipe, held_out: Source | None) -> None:
         )
 
 
-def _validation(recipe: Recipe, module: ParallelModule, held_out: Source | None) -> Callable[[], Sequence[MicroBatch]]:
+def _validation(recipe: Recipe, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]]:
     """Return what gives the validation batches anew: of the size of a micro-batch, and the same ones each time."""
     section = recipe.train.validation
     if section is None or held_out is None:
@@ -135,7 +140,7 @@ def _validation(recipe: Recipe, module: ParallelModule, held_out: Source | None)
     assert recipe.server is not None
     batch = recipe.train.batch // (recipe.server.tasks_of_a_step * recipe.train.micro_batches)
     loader = Loader(held_out, batch, shard=module.input_shard, seed=recipe.seed, divisor=recipe.mesh.batch_parts)
-    return lambda: [part for step in islice(loader.epoch(), section.batches) for part in step.micro_batches]
+    return lambda: (part for step in islice(loader.epoch(), section.batches) for part in step.micro_batches)
 
 
 def _nothing(task: int) -> Sequence[MicroBatch]:

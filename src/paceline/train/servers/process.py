@@ -5,163 +5,25 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
-import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from paceline.errors import PacelineError
-from paceline.exchange.client.client import ServerExchange
-from paceline.exchange.membership import Fenced
-from paceline.exchange.membership.member import Member
-from paceline.exchange.membership.messages import Role
-from paceline.exchange.terms import Charter
+from paceline.errors import PacelineError, RankFailed
+from paceline.runtime.job.launch import launch
+from paceline.runtime.job.rendezvous import join
 from paceline.train.recipe import Recipe, load_recipe
 from paceline.train.rundir import RunDirectory
-from paceline.train.servers.compressing import compressor_of
-from paceline.train.servers.parts import Parts, build_parts
-from paceline.train.servers.records import RecordFile
-from paceline.train.servers.rundir import buffers_of, exchange_of, work_of
-from paceline.train.servers.worker import EvaluationReport, TaskReport, Worker
-
-_PATIENCE_S: Final = 10.0
-"""What a worker that is told to leave has for the task in progress."""
-
-log = logging.getLogger("paceline")
-
-
-class Leaving:
-    """Whether this process was asked to leave: SIGTERM or SIGINT. A second one, or lost patience, ends it at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            os._exit(128 + number)
-        self.asked = True
-        # What is dealt to a worker that just ends is dealt to others, so it may end in the middle of anything.
-        timer = threading.Timer(_PATIENCE_S, os._exit, [0])
-        timer.daemon = True
-        timer.start()
-
-
-class Reporter(RecordFile):
-    """Writes what was done, and tells the coordinator figures of it."""
-
-    def __init__(
-        self,
-        path: Path,
-        worker: int,
-        parts: Parts,
-        buffers: Path,
-        tell: Callable[[dict[str, Any]], None],
-        figures: Callable[[], dict[str, Any]],
-    ) -> None:
-        super().__init__(path, worker)
-        self._parts = parts
-        self._buffers = buffers
-        self._tell = tell
-        self._figures = figures
-        self._tasks = 0
-
-    def on_task(self, report: TaskReport) -> None:
-        """Write a line, and report."""
-        super().on_task(report)
-        self._tasks += 1
-        self._tell(
-            {
-                **self._figures(),
-                "tasks": self._tasks,
-                "task": report.task,
-                "memory_bytes": report.memory_bytes,
-                "read_s": report.read_s,
-                "compute_s": report.compute_s,
-                "push_s": report.push_s,
-            }
-        )
-
-    def on_evaluation(self, report: EvaluationReport) -> None:
-        """Write a line, and the module's buffers, which servers do not keep."""
-        module = self._parts.module
-        names = {shard.name for shard in module.shards() if not shard.is_parameter}
-        if names:
-            state = module.full_state_dict()
-            held = {name: state[name].contiguous() for name, first in module.state_names.items() if first in names}
-            draft = self._buffers.with_suffix(f".{os.getpid()}")
-            save_file(held, draft)
-            draft.replace(self._buffers)
-        super().on_evaluation(report)
-
-
-def device_of(recipe: Recipe, index: int) -> torch.device:
-    """Return where the worker of this number on its host computes."""
-    if recipe.device != "cpu" and torch.cuda.is_available():
-        return torch.device("cuda", index % torch.cuda.device_count())
-    return torch.device("cpu")
-
-
-def work(run: RunDirectory, index: int, group: int | None) -> None:
-    """Join the job of a run and work until it ends, or until this process is asked to leave."""
-    leaving = Leaving()
-    recipe = load_recipe(run.config)
-    directory = exchange_of(run, group)
-    charter, secret = directory.read(), directory.read_secret()
-    parts = build_parts(recipe, charter.job, device_of(recipe, index), group or 0)
-    while not leaving.asked:
-        member = Member.join(charter, secret, Role.WORKER)
-        log.info("worker %d of the job", member.id)
-        try:
-            _work_as(member, charter, secret, parts, recipe, run, group, leaving)
-            return
-        except Fenced:
-            log.info("worker %d was given up while it stood still; it joins again, as a new one", member.id)
-        finally:
-            member.close()
-
-
-def _work_as(
-    member: Member,
-    charter: Charter,
-    secret: bytes,
-    parts: Parts,
-    recipe: Recipe,
-    run: RunDirectory,
-    group: int | None,
-    leaving: Leaving,
-) -> None:
-    directory = exchange_of(run, group)
-    assert recipe.server is not None
-    compression = compressor_of(recipe.server.compression, charter.job)
-    exchange = ServerExchange(charter, member, secret, directory, compression)
-    reporter = Reporter(
-        work_of(run, member.id, group), member.id, parts, buffers_of(run), member.report, exchange.figures
-    )
-    try:
-        Worker(
-            exchange,
-            exchange.logged(member),
-            parts.computer,
-            parts.portions,
-            validation=parts.validation,
-            ahead=charter.terms.ahead,
-            listener=reporter,
-            stopping=lambda: leaving.asked,
-        ).run()
-        member.leave()
-    finally:
-        reporter.close()
-        exchange.close()
+from paceline.train.servers.crew import Leader, follow
+from paceline.train.servers.labour import Leaving, labour
+from paceline.train.servers.parts import build_parts
+from paceline.train.servers.processes import START_AGAIN
+from paceline.train.servers.rundir import exchange_of
 
 
 def main() -> None:
@@ -171,15 +33,64 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--group", type=int)
     given = parser.parse_args()
+    run = RunDirectory(given.run)
+    try:
+        recipe = load_recipe(run.config)
+        if recipe.launch == "processes" and recipe.mesh.size > 1:
+            _lead_ranks(run, recipe, given.index, given.group)
+            return
+        _listen_to_signals()
+        leaving = Leaving()
+        job = exchange_of(run, given.group).read().job
+        parts = build_parts(recipe, job, _device_of(recipe, given.index), given.group or 0)
+        labour(run, recipe, given.group, parts, leaving)
+    except PacelineError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
+
+
+def _lead_ranks(run: RunDirectory, recipe: Recipe, index: int, group: int | None) -> None:
+    """Start the ranks of a worker, and see them to their end."""
+    arguments: dict[str, Any] = {"run": str(run.root), "group": group}
+    logs = run.root / "logs" / f"worker-{index}-ranks"
+    try:
+        launch("paceline.train.servers.process:rank", arguments, recipe.mesh.size, log_dir=logs)
+    except SystemExit:  # it was asked to leave, and has
+        return
+    except RankFailed as error:
+        if "was ended by" not in str(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)  # killed: nothing is wrong with the program
+        raise SystemExit(START_AGAIN) from error
+
+
+def rank(arguments: dict[str, Any]) -> None:
+    """Be a rank of a worker; the first one talks to servers."""
+    run, group = RunDirectory(Path(arguments["run"])), arguments["group"]
+    recipe = load_recipe(run.config)
+    _listen_to_signals()
+    with join(recipe.device, recipe.backend) as world:
+        parts = build_parts(recipe, exchange_of(run, group).read().job, world.device, group or 0)
+        if world.rank:
+            follow(parts.computer, parts.portions, parts.validation)
+            return
+        leader = Leader(parts.computer)
+        labour(run, recipe, group, replace(parts, computer=leader), Leaving())
+        leader.end()
+
+
+def _device_of(recipe: Recipe, index: int) -> torch.device:
+    """Return where the worker of this number on its host computes."""
+    if recipe.device != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", index % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _listen_to_signals() -> None:
     faulthandler.enable()
     with suppress(AttributeError):  # Windows
         faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        work(RunDirectory(given.run), given.index, given.group)
-    except PacelineError as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from error
 
 
 if __name__ == "__main__":

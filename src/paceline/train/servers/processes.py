@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+START_AGAIN: Final = 75
+"""Exit code of a process that was well, and whose own processes were killed (EX_TEMPFAIL of sysexits.h)."""
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _POLL_S: Final = 0.02
 _TAIL_LINES: Final = 30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.exchange.terms import Charter
@@ -61,7 +61,7 @@ class Progress:
             elif record.get("weight"):
                 loss = math.nan if record["loss"] is None else float(record["loss"])
                 step = int(record["evaluation"]) * self._every
-                found = ValidationReport(step, loss, record["weight"], record["seconds"])
+                found = ValidationReport(step, loss, record["weight"], record["seconds"], _numbers(record["metrics"]))
                 for callback in self._callbacks:
                     callback.on_validate(found)
 
@@ -85,6 +85,10 @@ class Progress:
         self._records.close()
         for callback in self._callbacks:
             callback.close()
+
+
+def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _callbacks(recipe: Recipe, run: RunDirectory, speaker: Speaker) -> Sequence[Callback]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -50,8 +50,13 @@ class RecordFile(Listener):
 
     def _write(self, values: dict[str, Any]) -> None:
         # NaN is a word that JSON lacks: a loss that is a mean over nothing is null.
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._file.write(json.dumps(plain) + "\n")
+        self._file.write(json.dumps(_plain(values)) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def threads_of(path: Path) -> int:

@@ -6,7 +6,7 @@ Knows a parallel module by its public interface, working sets, and the job's tab
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -235,7 +235,7 @@ class Replica:
 
     @torch.no_grad()
     def evaluate(
-        self, batches: Sequence[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
+        self, batches: Iterable[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
     ) -> Evaluated:
         """Look at batches in eval mode.
 

@@ -134,7 +134,7 @@ class _Run:
 
     def _until_done(self, cluster: Cluster, workforce: Workforce, progress: Progress, signals: NotedSignals) -> Status:
         looked = shown = 0.0
-        said: str | None = None
+        said = ""
         status = Status()
         while not status.finished and not signals.received:
             time.sleep(_POLL_S)
@@ -145,12 +145,11 @@ class _Run:
             if now - looked < _LOOK_S and workforce.size:
                 continue
             looked, status = now, cluster.status() or Status()
-            if status.failed is not None:
+            if status.failed:
                 raise RankFailed(f"the job failed: {status.failed}")
             if status.waiting != said and now - self.began > 1:
                 said = status.waiting
-                if said is not None:
-                    self.speaker.say(f"waiting: {said}")
+                self.speaker.say(f"waiting {said}" if said else "the job goes on")
             if status.figures and (now - shown > _FIGURES_S or status.finished):
                 shown = now
                 progress.members(MembersReport(progress.steps.done, status.figures))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -64,7 +64,7 @@ class Computer(Protocol):
         ...
 
     def evaluate(
-        self, batches: Sequence[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
+        self, batches: Iterable[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
     ) -> Evaluated:
         """Evaluate what was read."""
         ...
@@ -137,7 +137,7 @@ class Worker:
         computer: Computer,
         portions: Callable[[int], Sequence[MicroBatch]],
         *,
-        validation: Callable[[], Sequence[MicroBatch]] = tuple,
+        validation: Callable[[], Iterable[MicroBatch]] = tuple,
         ahead: int = 1,
         listener: Listener | None = None,
         stopping: Callable[[], bool] = lambda: False,

@@ -11,7 +11,7 @@ from typing import Final
 from paceline.errors import RankFailed
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.cluster import Cluster
-from paceline.train.servers.processes import Child, Children
+from paceline.train.servers.processes import START_AGAIN, Child, Children
 from paceline.train.servers.section import ServerSection
 
 _HASTY_S: Final = 5.0
@@ -80,12 +80,12 @@ class Workforce:
             self._children.forget(child)
             if name in self._beside:
                 self._groups[group].dismiss(self._beside.pop(name))
-            if code > 0:
+            if code > 0 and code != START_AGAIN:
                 raise RankFailed(f"{name} ended with exit code {code}. The end of its log:\n{tail}")
             if code == 0:
                 log.info("%s left", name)
                 continue
-            log.warning("%s was killed by signal %d", name, -code)
+            log.warning("%s was killed (%d)", name, code)
             self._hasty = self._hasty + 1 if time.monotonic() - child.began < _HASTY_S else 0
             if self._hasty > _TRIES:
                 raise RankFailed(f"{name} is killed as soon as it is started. The end of its log:\n{tail}")
