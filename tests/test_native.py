@@ -1,0 +1,32 @@
+"""Native parts that cannot be built say why."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.native import BuildError, Extension
+
+
+@pytest.fixture
+def extension(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tmp_path.joinpath("broken.cpp").write_text("int f() { return no_such_thing; }\n")
+    return Extension("paceline_broken", tmp_path, ("*.cpp",), "something broken", "a moment")
+
+
+def test_without_a_compiler(extension, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler"):
+        extension.load()
+
+
+def test_what_the_compiler_says_is_shown_and_kept(extension):
+    with pytest.raises(BuildError, match=r"compiler failed:[\s\S]*no_such_thing"):
+        extension.load()
+    assert "no_such_thing" in (extension.directory / "build.log").read_text()
+
+
+def test_a_directory_that_cannot_be_written(extension, tmp_path):
+    tmp_path.joinpath("cache").write_text("a file")
+    with pytest.raises(BuildError, match="set XDG_CACHE_HOME elsewhere"):
+        extension.load()
