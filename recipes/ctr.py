@@ -47,6 +47,7 @@ class DeepModel(nn.Module):
         self.embedding = nn.Embedding(rows, width, padding_idx=0)
         nn.init.zeros_(self.linear.weight)
         nn.init.normal_(self.embedding.weight, std=0.05)
+        nn.init.zeros_(self.embedding.weight[0].detach())  # of the key that stands for none
         self.bottom = (
             nn.Sequential(nn.Linear(numbers, hidden), nn.ReLU(), nn.Linear(hidden, width)) if numbers else None
         )
@@ -94,7 +95,7 @@ def clicks(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The factory of the data: a log of made-up clicks to train on, and what came after it to validate on.
 
-    Each of 8 fields has from 4 to `values` values, few of which are frequent, as in real logs. A sample is a click by
+    Each of 8 fields has from 3 to `values` values, few of which are frequent, as in real logs. A sample is a click by
     the odds of hidden effects: of each value, of fields in pairs, of numbers.
 
     Args:

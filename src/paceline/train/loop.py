@@ -10,7 +10,7 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,7 @@ class Trainer:
         settings: see there.
         schedule: stepped once after every optimizer step.
         validation: returns the validation data anew, as micro-batches.
+        metrics: returns further figures of the validation data, by name. Collective.
         checkpoints: where to save, or None.
         callbacks: told of every event, in this order.
     """
@@ -83,6 +84,7 @@ class Trainer:
         *,
         schedule: LRScheduler | None = None,
         validation: Callable[[], Iterable[MicroBatch]] | None = None,
+        metrics: Callable[[], Mapping[str, float]] | None = None,
         checkpoints: Checkpointer | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -92,6 +94,7 @@ class Trainer:
         self.settings = settings
         self.schedule = schedule
         self.validation = validation
+        self.metrics = metrics
         self.checkpoints = checkpoints
         self.callbacks = callbacks
         self.step = 0
@@ -205,7 +208,8 @@ class Trainer:
         self.module.train()
         if total == 0:
             raise DataError("the validation data holds nothing that a loss could be computed of.")
-        report = ValidationReport(self.step, loss, total, time.monotonic() - began)
+        metrics = self.metrics() if self.metrics is not None else {}
+        report = ValidationReport(self.step, loss, total, time.monotonic() - began, metrics)
         self._tell(Callback.on_validate, report)
         return report
 

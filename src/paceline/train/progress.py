@@ -45,7 +45,7 @@ class ProgressBar(Callback):
 
     def on_validate(self, report: ValidationReport) -> None:
         """Print a line above the bar."""
-        self._bar.console.print(_validation_line(report), highlight=False)
+        self._bar.console.print(str(report), highlight=False)
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -82,11 +82,7 @@ class ProgressLines(Callback):
 
     def on_validate(self, report: ValidationReport) -> None:
         """Print a line."""
-        self._console.print(_validation_line(report), highlight=False)
-
-
-def _validation_line(report: ValidationReport) -> str:
-    return f"step {report.step}  validation loss {report.loss:.4f}"
+        self._console.print(str(report), highlight=False)
 
 
 def _minutes(seconds: float) -> str:

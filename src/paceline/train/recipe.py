@@ -124,10 +124,17 @@ class PlanSection(Section):
 
 
 class ValidateSection(Section):
-    """Validate after every `every` steps and at the end, on at most `batches` batches (all of the data when absent)."""
+    """Validate after every `every` steps and at the end, on at most `batches` batches (all of the data when absent).
+
+    Attributes:
+        scores: a method of the module that tells two classes apart; see `classification.Scorer`.
+        labels: the tensor of the batch that holds the classes.
+    """
 
     every: Count
     batches: Count | None = None
+    scores: str | None = None
+    labels: str = "labels"
 
 
 class TrainSection(Section):

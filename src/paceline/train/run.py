@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -29,6 +29,7 @@ from paceline.simulator.placed.workspace import MeasuredWorkspaces
 from paceline.train.asynchronous import AsynchronousTrainer, VersionLog
 from paceline.train.callbacks import Callback, EndReport
 from paceline.train.checkpoint import Checkpointer, export_safetensors
+from paceline.train.classification import Scorer
 from paceline.train.data import Batch, Loader, MicroBatch, Source, open_source
 from paceline.train.explain import circumstances_of
 from paceline.train.loop import FitSettings, Trainer
@@ -179,6 +180,7 @@ class _Run:
             ),
             schedule=schedule,
             validation=self._validation(module, held_out),
+            metrics=self._metrics(module, held_out),
             checkpoints=Checkpointer(self.run.checkpoints, module, optimizer, keep=recipe.checkpoint.keep),
             callbacks=[*self._callbacks(), *self._traces(module, optimizer), *comparison(optimizer)],
         )
@@ -205,6 +207,26 @@ class _Run:
                 yield from step.micro_batches
 
         return batches
+
+    def _metrics(self, module: ParallelModule, held_out: Source | None) -> Callable[[], Mapping[str, float]] | None:
+        """Return what scores the validation data, if that is asked for: with the user's own module, on rank 0."""
+        section = self.recipe.train.validation
+        if section is None or section.scores is None or held_out is None:
+            return None
+        user_module = build_module(self.recipe) if self.leads else None
+        scorer = Scorer(user_module, section.scores, section.labels) if user_module is not None else None
+        loader = Loader(held_out, self.recipe.train.batch // self.recipe.train.micro_batches, seed=self.recipe.seed)
+
+        def metrics() -> Mapping[str, float]:
+            state = module.full_state_dict()
+            if user_module is None or scorer is None:
+                return {}
+            user_module.load_state_dict(state)
+            for step in islice(loader.epoch(), section.batches):
+                scorer.add(step.micro_batches[0].batch)
+            return scorer.result()
+
+        return metrics
 
     def _callbacks(self) -> list[Callback]:
         log = self.speaker.log
