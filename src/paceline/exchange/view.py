@@ -25,11 +25,15 @@ class Address:
 
 
 class Move(NamedTuple):
-    """A server becomes a replica: `source`, the tail of the chain, copies the shard to `target` and forwards to it."""
+    """A server becomes a replica: `source`, the tail of the chain, copies the shard to `target` and forwards to it.
+
+    begun: the epoch of the first view that has it; what is said of an earlier move between the same is not of this one.
+    """
 
     shard: int
     source: int
     target: int
+    begun: int = 0
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class World:
                 assert len(staying.intersection(new)) >= length
         moving = Counter(move.shard for move in view.moves)
         assert not moving or max(moving.values()) == 1
-        for shard, source, target in view.moves:
+        for shard, source, target, _ in view.moves:
             assert source == view.tail(shard)
             assert target in staying and target not in view.chains[shard]
         self.copies += len(set(view.moves) - set(before.moves))

@@ -59,14 +59,15 @@ def next_view(
     for shard, chain in enumerate(chains):
         if shard not in moving:
             chains[shard] = _trimmed(chain, length, leaving, loads)
-    moves += _begun_moves(chains, moves, length, leaving, loads)
+    begun_moves = _begun_moves(chains, moves, length, leaving, loads)
+    moves += [move._replace(begun=view.epoch + 1) for move in begun_moves]
     made = replace(view, servers=dict(servers), chains=tuple(chains), moves=tuple(moves))
     return view if made == view else replace(made, epoch=view.epoch + 1)
 
 
 def may_go(view: View, server: int) -> bool:
     """Return whether nothing depends on a server."""
-    return not any(server in chain for chain in view.chains) and not any(server in move[1:] for move in view.moves)
+    return not any(server in chain for chain in view.chains) and not any(server in (move.source, move.target) for move in view.moves)
 
 
 def lost(view: View) -> tuple[int, ...]:
