@@ -34,6 +34,8 @@ from paceline.train.startup import Speaker, resume_command
 _POLL_S: Final = 0.05
 _LOOK_S: Final = 0.5
 """Between questions to the coordinator."""
+_PATIENCE_S: Final = 5.0
+"""How long a job may wait, for processes that are starting, before that is said."""
 _FIGURES_S: Final = 2.0
 """Between lines of figures."""
 _GRACE_S: Final = 20.0
@@ -134,7 +136,7 @@ class _Run:
 
     def _until_done(self, cluster: Cluster, workforce: Workforce, progress: Progress, signals: NotedSignals) -> Status:
         looked = shown = 0.0
-        said = ""
+        said, since = "", time.monotonic()
         status = Status()
         while not status.finished and not signals.received:
             time.sleep(_POLL_S)
@@ -147,9 +149,13 @@ class _Run:
             looked, status = now, cluster.status() or Status()
             if status.failed:
                 raise RankFailed(f"the job failed: {status.failed}")
-            if status.waiting != said and now - self.began > 1:
+            since = since if status.waiting else now
+            if status.waiting and status.waiting != said and now - since > _PATIENCE_S:
                 said = status.waiting
-                self.speaker.say(f"waiting {said}" if said else "the job goes on")
+                self.speaker.say(f"waiting {said}")
+            elif said and not status.waiting:
+                said, since = "", time.monotonic()
+                self.speaker.say("the job goes on")
             if status.figures and (now - shown > _FIGURES_S or status.finished):
                 shown = now
                 progress.members(MembersReport(progress.steps.done, status.figures))

@@ -1,0 +1,62 @@
+"""What workers write down, and the steps that come of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from paceline.train.servers.records import RecordFile, RecordReader, threads_of
+from paceline.train.servers.steps import Steps
+from paceline.train.servers.view import staleness_words
+from paceline.train.servers.worker import EvaluationReport, TaskReport
+
+
+def task(number: int, loss: float, weight: float = 1.0) -> TaskReport:
+    return TaskReport(number, loss, weight, 0.1, 0.2, 0.3, False, 1000 + number)
+
+
+def test_lines_are_read_as_they_come_and_no_half_ones(tmp_path: Path) -> None:
+    reader, first = RecordReader(tmp_path), RecordFile(tmp_path / "worker-0.jsonl", 0)
+    first.on_task(task(0, 0.5))
+    assert [line["task"] for line in reader.new() if "task" in line] == [0]
+    with (tmp_path / "worker-1.jsonl").open("w") as torn:
+        torn.write('{"begun": 1, "threads": 3}\n{"task": 1, "loss"')
+    first.on_evaluation(EvaluationReport(2, math.nan, 0.0, 0.1, {"auc": math.nan}))
+    lines = list(reader.new())
+    assert [line.get("evaluation") for line in lines] == [2, None]
+    assert lines[0]["loss"] is None and lines[0]["metrics"] == {"auc": None}
+    assert list(reader.new()) == []
+    assert threads_of(tmp_path / "worker-1.jsonl") == 3
+    reader.close()
+    first.close()
+
+
+def test_a_step_is_there_once_all_its_tasks_are_each_of_them_once() -> None:
+    steps = Steps(pieces=2, steps=4, every=1, rate=0.1)
+
+    def take(number: int, loss: float | None, weight: float = 1.0) -> list[tuple[int, float, float]]:
+        found = steps.take({"task": number, "loss": loss, "weight": weight, "memory_bytes": 5})
+        return [(report.step, report.loss, report.weight) for report in found]
+
+    assert take(2, 4.0) == take(3, 8.0) == take(1, 3.0, 3.0) == []
+    assert take(1, 9.0) == []  # by somebody who died before the first was known to be done
+    assert take(0, 1.0) == [(1, 2.5, 4.0), (2, 6.0, 2.0)]
+    assert take(0, 7.0) == []
+    assert take(5, None, 0.0) == []
+    ((step, loss, weight),) = take(4, None, 0.0)
+    assert (step, weight) == (3, 0.0) and math.isnan(loss)
+    assert steps.done == 3
+
+
+@pytest.mark.parametrize(
+    ("histogram", "words"),
+    [
+        ({}, "-"),
+        ({"0": 3, "1": 1}, "0: 75 %, 1: 25 %"),
+        ({"8": 1, "0": 5, "1": 2, "2": 1, "4": 1}, "0: 50 %, 1: 20 %, 2: 10 %, 4+: 20 %"),
+    ],
+)
+def test_staleness_in_words(histogram: dict[str, int], words: str) -> None:
+    assert staleness_words(histogram) == words
