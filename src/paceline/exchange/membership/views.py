@@ -67,7 +67,8 @@ def next_view(
 
 def may_go(view: View, server: int) -> bool:
     """Return whether nothing depends on a server."""
-    return not any(server in chain for chain in view.chains) and not any(server in (move.source, move.target) for move in view.moves)
+    moving = {server for move in view.moves for server in (move.source, move.target)}
+    return server not in moving and not any(server in chain for chain in view.chains)
 
 
 def lost(view: View) -> tuple[int, ...]:
