@@ -34,6 +34,12 @@ def check_servers(recipe: Recipe) -> None:
         except RecipeError as error:
             raise complaint(str(error), "optimizer.name") from error
     if server is not None:
+        if server.deployment == "groups" and optimizer.name == "FTRL":
+            raise complaint(
+                "groups of servers add differences to each other's parameters, which under FTRL follow from its state: "
+                "choose another optimizer, or deployment: separate.",
+                "optimizer.name",
+            )
         _check_step(recipe, server)
         _check_rest(recipe, server)
 

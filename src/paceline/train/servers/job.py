@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from paceline.errors import ExchangeError, nearest
-from paceline.exchange.job import DenseTable, Job, Rule, SparseTable, Table
+from paceline.exchange.job import Consistency, DenseTable, Job, Mode, Rule, SparseTable, Table
 from paceline.exchange.table.rules import RULES
 from paceline.exchange.terms import Terms
 from paceline.train.recipe import Recipe
@@ -108,11 +110,24 @@ def terms_of(recipe: Recipe, steps: int) -> Terms:
     return Terms(
         tasks=steps // every * pieces,
         servers=workers if server.deployment == "colocated" else server.servers,
-        workers=max(1, server.minimum // groups),
+        workers=max(1, server.minimum // groups) + (groups > 1),  # with the bridge, which is a member too
         ahead=1 if waits else consistency.push_every + 3,
         evaluate_every=_clocks(settings.validation.every if settings.validation is not None else 0, every),
         snapshot_every=_clocks(recipe.checkpoint.every or 0, every),
     )
+
+
+def global_job(job: Job, groups: int) -> Job:
+    """Return what global servers keep over groups: what a group has moved is added, by its share (`bridge`)."""
+    near = Consistency(Mode.SSP, 1)
+    tables = tuple(replace(table, rule=_AVERAGED, consistency=near) for table in job.tables)
+    return replace(job, tables=tables, pieces=groups, damp_stale=False)
+
+
+def global_terms(server: ServerSection, terms: Terms, job: Job) -> Terms:
+    """Return how the job over groups goes. terms, job: of a group."""
+    meetings = -(-terms.tasks // (job.pieces * server.sync_every))
+    return Terms(tasks=meetings * server.groups, servers=server.servers, workers=server.groups)
 
 
 def _clocks(steps: int, every: int) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -57,6 +58,7 @@ class Reporter(RecordFile):
         worker: its number.
         parts: of the worker.
         buffers: file for the module's buffers.
+        number: returns the number of a task among those of all groups.
         tell: takes figures.
         figures: returns those of the exchange.
     """
@@ -67,19 +69,21 @@ class Reporter(RecordFile):
         worker: int,
         parts: Parts,
         buffers: Path,
+        number: Callable[[int], int],
         tell: Callable[[dict[str, Any]], None],
         figures: Callable[[], dict[str, Any]],
     ) -> None:
         super().__init__(path, worker)
         self._parts = parts
         self._buffers = buffers
+        self._number = number
         self._tell = tell
         self._figures = figures
         self._tasks = 0
 
     def on_task(self, report: TaskReport) -> None:
         """Write a line, and report."""
-        super().on_task(report)
+        super().on_task(replace(report, task=self._number(report.task)))
         self._tasks += 1
         mine = {"tasks": self._tasks, "task": report.task, "memory_bytes": report.memory_bytes}
         times = {"read_s": report.read_s, "compute_s": report.compute_s, "push_s": report.push_s}
@@ -133,7 +137,12 @@ def _work_as(
     compression = compressor_of(recipe.server.compression, charter.job)
     exchange = ServerExchange(charter, member, secret, exchange_of(run, group), compression)
     path = work_of(run, member.id, group)
-    reporter = Reporter(path, member.id, parts, buffers_of(run), member.report, exchange.figures)
+    pieces, size = recipe.server.tasks_of_a_step, charter.job.pieces
+
+    def number(task: int) -> int:
+        return task // size * pieces + (group or 0) * size + task % size
+
+    reporter = Reporter(path, member.id, parts, buffers_of(run), number, member.report, exchange.figures)
     try:
         Worker(
             exchange,

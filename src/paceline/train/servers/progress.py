@@ -42,7 +42,7 @@ class Progress:
         self._every = recipe.server.average_every or 1
         self.total = terms.tasks // job.pieces * self._every
         first = terms.first_task // job.pieces
-        self.steps = Steps(job.pieces, self.total, self._every, recipe.optimizer.lr, first)
+        self.steps = Steps(recipe.server.tasks_of_a_step, self.total, self._every, recipe.optimizer.lr, first)
         self._records = RecordReader(run.root / "work")
         self._callbacks = _callbacks(recipe, run, speaker)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -15,11 +16,28 @@ from paceline.exchange.job import Job
 from paceline.exchange.shard.manifest import Manifest, whole_snapshots
 from paceline.exchange.shard.whole import write_initial
 from paceline.exchange.terms import Charter, Terms
+from paceline.train.rundir import RunDirectory
 from paceline.train.servers.cluster import charter_for
+from paceline.train.servers.job import global_job, global_terms
+from paceline.train.servers.rundir import exchange_of
 from paceline.train.servers.section import ServerSection
 
+Values: TypeAlias = Mapping[str, Tensor]
 
-def begin(directory: Directory, server: ServerSection, job: Job, terms: Terms, values: Mapping[str, Tensor]) -> Charter:
+
+class Made(NamedTuple):
+    """Exchanges of a run.
+
+    Attributes:
+        main: directory and charter of the one whose last snapshot is what was learnt.
+        groups: of those that workers talk to; the same one where there are no groups.
+    """
+
+    main: tuple[Directory, Charter]
+    groups: list[tuple[Directory, Charter]]
+
+
+def begin(directory: Directory, server: ServerSection, job: Job, terms: Terms, values: Values) -> Charter:
     """Make the directory of an exchange that begins with these values."""
     charter = charter_for(server, job, terms, directory)
     directory.write(charter)
@@ -49,6 +67,37 @@ def go_on(directory: Directory, server: ServerSection, job: Job, terms: Terms) -
     directory.write(charter)
     _link(Directory(before).snapshot(manifest.number), directory.snapshot(manifest.number))
     return charter
+
+
+def prepare(run: RunDirectory, server: ServerSection, job: Job, terms: Terms, values: Values, *, resume: bool) -> Made:
+    """Make all exchanges of a run.
+
+    Args:
+        run: directory.
+        server: the recipe's section.
+        job: of a group, or the only one.
+        terms: of that.
+        values: what all begin with.
+        resume: go on from the newest snapshot.
+
+    Raises:
+        RecipeError: there is nothing to go on from.
+    """
+    directory = exchange_of(run)
+    if server.deployment != "groups":
+        charter = go_on(directory, server, job, terms) if resume else begin(directory, server, job, terms, values)
+        return Made((directory, charter), [(directory, charter)])
+    if resume:
+        raise RecipeError(
+            "a run with groups of servers cannot be resumed: what each group had moved since it last met the others is "
+            "not kept. Start it again, or use deployment: separate."
+        )
+    over = begin(directory, server, global_job(job, server.groups), global_terms(server, terms, job), values)
+    groups = []
+    for number in range(server.groups):
+        there = exchange_of(run, number)
+        groups.append((there, begin(there, server, job, terms, values)))
+    return Made((directory, over), groups)
 
 
 def _aside(root: Path) -> Path:

@@ -19,14 +19,15 @@ from paceline.train.model import build_module
 from paceline.train.recipe import Recipe, to_yaml
 from paceline.train.rundir import RunDirectory, write_whole
 from paceline.train.servers.cluster import Cluster
+from paceline.train.servers.clusters import Clusters
 from paceline.train.servers.finish import finish
 from paceline.train.servers.job import job_of, steps_of, terms_of
 from paceline.train.servers.parts import check_validation, named_parameters, open_sources
 from paceline.train.servers.processes import Children
 from paceline.train.servers.progress import Progress
-from paceline.train.servers.rundir import exchange_of, log_of
+from paceline.train.servers.rundir import log_of
 from paceline.train.servers.section import ServerSection
-from paceline.train.servers.setup import begin, go_on
+from paceline.train.servers.setup import prepare
 from paceline.train.servers.status import Status
 from paceline.train.servers.workforce import Workforce
 from paceline.train.startup import Speaker, resume_command
@@ -92,39 +93,36 @@ class _Run:
             job = job_of(recipe, module)
         terms = terms_of(recipe, steps_of(recipe, len(source)))
         with self.speaker.phase("snapshot"):
-            directory = exchange_of(run)
-            if resume:
-                charter = go_on(directory, self.server, job, terms)
-            else:
-                dense = {name: v for name, v in named_parameters(module).items() if name not in self.server.tables}
-                charter = begin(directory, self.server, job, terms, dense)
+            dense = {name: v for name, v in named_parameters(module).items() if name not in self.server.tables}
+            made = prepare(run, self.server, job, terms, dense, resume=resume)
         with Children(run.root / "logs") as children, NotedSignals() as signals:
-            cluster = Cluster(directory, charter, children, replace=self.server.replace)
-            workforce = Workforce(run, self.server, [cluster], children)
-            report = self._watch(cluster, workforce, signals)
+            clusters = Clusters(made, children, self.server)
+            workforce = Workforce(run, self.server, clusters.groups, children)
+            report = self._watch(clusters, workforce, signals)
             children.end(signal.SIGTERM, 1.0, children.named("coordinator"))
         if report.signal is not None:
-            name = signal.Signals(report.signal).name
-            self.speaker.say(f"{name}: stopped after step {report.step} of {report.steps}, and saved it. To go on:")
-            self.speaker.say(f"  {resume_command(run)}")
+            self._say_stopped(report, report.signal)
             return report
+        directory, charter = made.main
         finish(recipe, run, directory, charter.job, module, self.speaker, report)
         return report
 
-    def _watch(self, cluster: Cluster, workforce: Workforce, signals: NotedSignals) -> EndReport:
+    def _watch(self, clusters: Clusters, workforce: Workforce, signals: NotedSignals) -> EndReport:
         """Start everything, and return when the job is done or was stopped in good order."""
-        charter = cluster.charter
+        charter = clusters.groups[0].charter
         progress = Progress(self.recipe, self.run, charter, self.speaker)
         parameters = sum(table.count for table in charter.job.tables if hasattr(table, "count"))
         ended: int | None = None
         try:
-            cluster.start(0 if self.server.deployment == "colocated" else charter.terms.servers)
+            clusters.start()
             workforce.start()
             progress.start(StartReport(progress.steps.done, progress.total, parameters))
-            status = self._until_done(cluster, workforce, progress, signals)
+            status = self._until_done(clusters, workforce, progress, signals)
             if not status.finished:
                 ended = signals.received[0]
-                self._save(cluster, workforce, progress)
+                workforce.end(signal.SIGTERM, _GRACE_S)
+                if self.resumes:
+                    self._save(clusters.main, progress)
             workforce.wait(_GRACE_S)
             progress.take()
             report = EndReport(progress.steps.done, progress.total, ended, time.monotonic() - self.began)
@@ -132,9 +130,11 @@ class _Run:
             return report
         finally:
             progress.close()
-            cluster.close()
+            clusters.close()
 
-    def _until_done(self, cluster: Cluster, workforce: Workforce, progress: Progress, signals: NotedSignals) -> Status:
+    def _until_done(
+        self, clusters: Clusters, workforce: Workforce, progress: Progress, signals: NotedSignals
+    ) -> Status:
         looked = shown = 0.0
         said, since = "", time.monotonic()
         status = Status()
@@ -142,11 +142,11 @@ class _Run:
             time.sleep(_POLL_S)
             progress.take()
             workforce.look()
-            cluster.look()
+            clusters.look()
             now = time.monotonic()
             if now - looked < _LOOK_S and workforce.size:
                 continue
-            looked, status = now, cluster.status() or Status()
+            looked, status = now, clusters.status()
             if status.failed:
                 raise RankFailed(f"the job failed: {status.failed}")
             since = since if status.waiting else now
@@ -161,18 +161,28 @@ class _Run:
                 progress.members(MembersReport(progress.steps.done, status.figures))
         return status
 
-    def _save(self, cluster: Cluster, workforce: Workforce, progress: Progress) -> None:
+    @property
+    def resumes(self) -> bool:
+        """Whether a run like this one can go on from a snapshot."""
+        return self.server.deployment != "groups"
+
+    def _say_stopped(self, report: EndReport, number: int) -> None:
+        saved = ", and saved it. To go on:" if self.resumes else "; runs with groups of servers are not resumed."
+        self.speaker.say(f"{signal.Signals(number).name}: stopped after step {report.step} of {report.steps}{saved}")
+        if self.resumes:
+            self.speaker.say(f"  {resume_command(self.run)}")
+
+    def _save(self, cluster: Cluster, progress: Progress) -> None:
         """Have servers write a snapshot, with the workers gone.
 
         Raises:
             RankFailed: none came.
         """
         began = time.monotonic()
-        workforce.end(signal.SIGTERM, _GRACE_S)
         before = cluster.snapshots()
         cluster.ask_for_snapshot()
         while cluster.snapshots() == before:
-            if time.monotonic() > began + _GRACE_S + _SNAPSHOT_S:
+            if time.monotonic() > began + _SNAPSHOT_S:
                 raise RankFailed(f"servers wrote no snapshot within {_SNAPSHOT_S:g} s; see {self.run.root / 'logs'}.")
             time.sleep(_POLL_S)
             cluster.look()

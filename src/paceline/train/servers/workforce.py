@@ -37,6 +37,7 @@ class Workforce:
         self._groups = groups
         self._children = children
         self._workers: dict[str, tuple[Child, int]] = {}  # and the group
+        self._bridges: list[Child] = []
         self._beside: dict[str, str] = {}  # servers that leave with a worker
         self._next = 0
         self._hasty = 0
@@ -45,11 +46,14 @@ class Workforce:
 
     @property
     def size(self) -> int:
-        """Workers that are there."""
-        return len(self._workers)
+        """Workers and bridges that are there."""
+        return len(self._workers) + len(self._bridges)
 
     def start(self) -> None:
-        """Start all workers, those of the groups in turns."""
+        """Start all workers, those of the groups in turns, and the bridges of groups."""
+        if len(self._groups) > 1:
+            for group in range(len(self._groups)):
+                self._start_bridge(group)
         for number in range(self._server.workers):
             self._start_one(number % len(self._groups))
 
@@ -65,12 +69,31 @@ class Workforce:
         child = self._children.start(name, "paceline.train.servers.process", *arguments, environment=environment)
         self._workers[name] = (child, group)
 
+    def _start_bridge(self, group: int) -> None:
+        server = self._server
+        options = {"group": group, "groups": server.groups, "every": server.sync_every}
+        arguments = [str(self._run.root), *(word for name, n in options.items() for word in (f"--{name}", str(n)))]
+        child = self._children.start(f"bridge-{group}", "paceline.train.servers.bridge", *arguments)
+        self._bridges.append(child)
+
+    def _look_at_bridges(self) -> None:
+        for child in list(self._bridges):
+            code = child.code
+            if code is None:
+                continue
+            self._bridges.remove(child)
+            tail = child.tail()
+            self._children.forget(child)
+            if code:  # what it had not told the others of is lost
+                raise RankFailed(f"{child.name} ended ({code}), and its group cannot go on without it:\n{tail}")
+
     def look(self) -> None:
         """Take leave of workers that have ended, and replace those that were killed.
 
         Raises:
             RankFailed: one failed by a fault of its own.
         """
+        self._look_at_bridges()
         for name, (child, group) in list(self._workers.items()):
             code = child.code
             if code is None:
@@ -92,14 +115,18 @@ class Workforce:
             if self._server.replace:
                 self._start_one(group)
 
+    def _everybody(self) -> list[Child]:
+        return [child for child, _ in self._workers.values()] + self._bridges
+
     def end(self, number: int, patience_s: float) -> None:
         """Send all a signal, and see them to their end."""
-        self._children.end(number, patience_s, [child for child, _ in self._workers.values()])
+        self._children.end(number, patience_s, self._everybody())
         self._workers.clear()
+        self._bridges.clear()
 
     def wait(self, patience_s: float) -> None:
         """Wait for workers to end by themselves, and end those that do not."""
         deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline and any(child.code is None for child, _ in self._workers.values()):
+        while time.monotonic() < deadline and any(child.code is None for child in self._everybody()):
             time.sleep(0.02)
         self.end(9, 0)
