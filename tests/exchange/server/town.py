@@ -55,8 +55,8 @@ class Citizen:
     def on_view(self, callback: Callable[[View], None]) -> None:
         self._town.listeners.append(callback)
 
-    def synced(self, shard: int, server: int) -> None:
-        self._town.synced(self.id, shard, server)
+    def synced(self, move: Move) -> None:
+        self._town.synced(move)
 
 
 class Town:
@@ -68,6 +68,7 @@ class Town:
         self.view = View()
         self.views: list[View] = []
         self.changed = threading.Condition()
+        self._one = threading.Lock()
         self.servers: dict[int, Server] = {}
         self.listeners: list[Callable[[View], None]] = []
         self.failures: list[BaseException] = []
@@ -129,7 +130,7 @@ class Town:
 
     def settle(self, copies: int | None = None) -> None:
         """Return once nothing moves."""
-        wanted = min(self.charter.job.replication, len(self._addresses) - len(self._leaving))
+        wanted = min(self.charter.job.replication, len(self._addresses.keys() - self._leaving))
         wanted = wanted if copies is None else copies
         with self.changed:
             done = self.changed.wait_for(
@@ -137,9 +138,8 @@ class Town:
             )
             assert done, (self.view, self.failures)
 
-    def synced(self, source: int, shard: int, server: int) -> None:
-        with self.changed:
-            self._synced.add(Move(shard, source, server))
+    def synced(self, move: Move) -> None:
+        self._synced.add(move)
         self._renew()
 
     def worker(self, number: int) -> ServerExchange:
@@ -151,12 +151,13 @@ class Town:
         assert not self.failures, self.failures
 
     def _renew(self) -> None:
-        if not self.view.chains:
-            return
-        leaving = self._leaving & self._addresses.keys()
-        made = next_view(self.view, self._addresses, self.charter.job, leaving=leaving, synced=self._synced)
-        if made is not self.view:
-            self._set(made)
+        with self._one:
+            if not self.view.chains:
+                return
+            leaving = self._leaving & self._addresses.keys()
+            made = next_view(self.view, self._addresses, self.charter.job, leaving=leaving, synced=self._synced)
+            if made is not self.view:
+                self._set(made)
 
     def _set(self, view: View) -> None:
         with self.changed:

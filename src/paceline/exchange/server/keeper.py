@@ -21,7 +21,7 @@ from paceline.exchange.server.replica import Replica, Upstream, Waiting
 from paceline.exchange.server.requests import NotYet, Read, Refused
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied, Update
-from paceline.exchange.view import Address, View
+from paceline.exchange.view import Address, Move, View
 
 _NEWER_VIEW_S: Final = 2.0
 """How long a request of a later epoch than this server's waits for its view."""
@@ -31,7 +31,7 @@ class Told(NamedTuple):
     """What is to be said once the lock is free."""
 
     upstream: list[tuple[Upstream, tuple[int, int]]]
-    synced: list[tuple[int, int]]
+    synced: list[Move]
 
 
 Observer: TypeAlias = Callable[[int, Sequence[tuple[Entry, Applied]]], None]
@@ -45,7 +45,7 @@ class Keeper:
         job: what is kept.
         server: this server's id.
         outlet: makes a way to a successor; its last argument tells whether for copies.
-        synced: told of (shard, server) once a replica in the making is complete; maybe more than once.
+        synced: told of a move from here once its target has all; maybe more than once.
         trusted: whether this process may take itself for a member: it was not stopped for long.
         applied: see `Observer`.
     """
@@ -56,7 +56,7 @@ class Keeper:
         server: int,
         *,
         outlet: Callable[[Keeper, int, Address, bool], Outlet],
-        synced: Callable[[int, int], None],
+        synced: Callable[[Move], None],
         trusted: Callable[[], bool],
         applied: Observer,
     ) -> None:
@@ -114,16 +114,21 @@ class Keeper:
         """Apply what the predecessor hands on, in its order; what was applied before is passed over.
 
         Raises:
-            Refused: it is of another epoch, or of shards that this server lacks.
+            Refused: it is of another epoch.
             ExchangeError: this server has another history than its predecessor. It must not go on.
         """
         with self._telling() as told:
             self._enter(epoch)
-            held = [entry.shard for entry in entries if entry.shard in self.replicas]
+            shards = list(dict.fromkeys(entry.shard for entry in entries))
+            lacking = [shard for shard in shards if shard not in self.replicas]
+            if lacking:
+                raise ExchangeError(
+                    f"in epoch {epoch} server {self.server} was handed shards {lacking}, which it lacks."
+                )
             fresh = [
                 (self.replicas[entry.shard], entry, update)
                 for entry, update in zip(entries, updates, strict=True)
-                if entry.shard in self.replicas and entry.position > self.replicas[entry.shard].shard.position
+                if entry.position > self.replicas[entry.shard].shard.position
             ]
             for (_, entry, _), applied in zip(fresh, self._apply(fresh), strict=True):
                 if applied.repeated or applied.position != entry.position:
@@ -132,17 +137,14 @@ class Keeper:
                         f"is update {entry.position} there became {applied} here."
                     )
             anew = {entry.shard for _, entry, _ in fresh}
-            for shard in dict.fromkeys(held):
+            for shard in shards:
                 replica = self.replicas[shard]
                 replica.upstream = upstream
                 if not self._settle(replica, told) and shard not in anew:
                     told.upstream.append((upstream, (shard, replica.committed)))
-            lacking = sorted({entry.shard for entry in entries}.difference(held))
-            if lacking:
-                raise Refused(self.epoch, f"server {self.server} lacks shards {lacking}", lacking)
 
-    def take_copy(self, epoch: int, source: int, shard: Shard, upstream: Upstream) -> None:
-        """Take a shard that is copied here.
+    def take_copy(self, epoch: int, move: Move, shard: Shard, upstream: Upstream) -> None:
+        """Take a shard that is copied here, whose source is in an epoch.
 
         Raises:
             Refused: this server is not to have it, or not from there.
@@ -150,8 +152,8 @@ class Keeper:
         with self._telling() as told:
             self._wait_for_view(epoch)
             place = places(self.view, self.server).get(shard.number)
-            if place is None or place.source != source:
-                raise Refused(self.epoch, f"server {self.server} is not to copy it from {source}", (shard.number,))
+            if place is None or place.incoming != move:
+                raise Refused(self.epoch, f"server {self.server} is not to have shard {shard.number} by {move}")
             replica = self.replicas[shard.number] = Replica(shard, place)
             replica.upstream = upstream
             self._settle(replica, told)
@@ -167,18 +169,9 @@ class Keeper:
                     continue
                 before = replica.synced
                 replica.acknowledge(position)
-                if replica.synced and not before:
-                    told.synced.append((shard, server))
+                if replica.synced and not before and replica.place.outgoing is not None:
+                    told.synced.append(replica.place.outgoing)
                 self._settle(replica, told)
-
-    def lacking(self, server: int, shards: Sequence[int]) -> None:
-        """A replica in the making does not have shards: copy them again."""
-        with self.lock:
-            for shard in shards:
-                replica = self.replicas.get(shard)
-                if replica and replica.place.moving and replica.place.successor == server and not replica.needs_copy:
-                    replica.restart_copy()
-                    self._refill(self._outlets[server, True])
 
     def reconnected(self, server: int, outlet: Outlet) -> None:
         """The way to a successor is open, maybe again: send all that it may not have got; under the lock."""
@@ -216,17 +209,17 @@ class Keeper:
             wanted = places(view, self.server)
             for shard, replica in list(self.replicas.items()):
                 place = wanted.get(shard)
-                if place is None or (place.source is not None and place.source != replica.place.source):
+                if place is None or (place.incoming is not None and place.incoming != replica.place.incoming):
                     self.replicas.pop(shard).drop()
                 else:
                     replica.take(place)
             for shard, kept in loaded.items():
                 self.replicas[shard] = Replica(kept, wanted[shard])
             unneeded = self._renew_outlets(view)
-            for shard, replica in self.replicas.items():
+            for replica in self.replicas.values():
                 self._settle(replica, told)
-                if replica.synced and replica.place.successor is not None:  # the coordinator may not have heard it
-                    told.synced.append((shard, replica.place.successor))
+                if replica.synced and replica.place.outgoing is not None:  # the coordinator may not have heard it
+                    told.synced.append(replica.place.outgoing)
             self._viewed.notify_all()
         for outlet in unneeded:
             outlet.close()
@@ -261,13 +254,13 @@ class Keeper:
     def _renew_outlets(self, view: View) -> list[Outlet]:
         """Have outlets to all successors, filled with what they have not acknowledged; return those not needed now."""
         needed = {
-            (replica.place.successor, replica.place.moving)
+            (replica.place.successor, replica.place.outgoing is not None)
             for replica in self.replicas.values()
             if replica.place.successor is not None
         }
         unneeded = [self._outlets.pop(key) for key in list(self._outlets) if key not in needed]
-        for server, moving in sorted(needed - self._outlets.keys()):
-            self._outlets[server, moving] = self._outlet(self, server, view.servers[server], moving)
+        for server, copying in sorted(needed - self._outlets.keys()):
+            self._outlets[server, copying] = self._outlet(self, server, view.servers[server], copying)
         for outlet in self._outlets.values():
             self._refill(outlet)
         return unneeded
@@ -285,7 +278,7 @@ class Keeper:
 
     def _outlet_of(self, replica: Replica) -> Outlet | None:
         place = replica.place
-        return None if place.successor is None else self._outlets.get((place.successor, place.moving))
+        return None if place.successor is None else self._outlets.get((place.successor, place.outgoing is not None))
 
     def _enter(self, epoch: int) -> None:
         """Refuse what is of another epoch; what is of a later one waits for it."""
@@ -345,8 +338,8 @@ class Keeper:
                 by_upstream.setdefault(upstream, []).append(pair)
             for upstream, pairs in by_upstream.items():
                 upstream.commit(pairs)
-            for shard, server in told.synced:
-                self._synced(shard, server)
+            for move in told.synced:
+                self._synced(move)
 
 
 def _copy(shard: Shard, read: Read) -> None:

@@ -130,8 +130,10 @@ class Link:
             if isinstance(first, int):
                 self._queue.popleft()
                 replica = keeper.replicas[first]
+                move = replica.place.outgoing
+                assert move is not None
                 replica.copy_taken()
-                return copy_of(replica.shard, keeper.server, keeper.epoch)
+                return copy_of(replica.shard, move, keeper.epoch)
             return self._batch(keeper.epoch)
 
     def _batch(self, epoch: int) -> Frame:
@@ -151,13 +153,8 @@ class Link:
     def _receive(self, connection: Connection) -> None:
         try:
             while True:
-                frame = connection.receive()
-                numbers = frame.numbers.tolist()
-                if frame.kind == Kind.COMMITTED:
-                    pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
-                    self._keeper.acknowledged(self._server, pairs)
-                elif frame.kind == Kind.REFUSED and numbers:
-                    self._keeper.lacking(self._server, numbers)
+                numbers = connection.receive().numbers.tolist()
+                self._keeper.acknowledged(self._server, list(zip(numbers[::2], numbers[1::2], strict=True)))
         except ConnectionLost:
             pass
         except Exception as error:

@@ -7,7 +7,7 @@ import json
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -157,23 +157,30 @@ class Peer:
         entries = received(frame, borrowed=self._borrowed)
         updates = [entry.update(keeper.job) for entry in entries]
         try:
-            keeper.hand_on(frame.epoch, entries, updates, self)
-        except Refused as refused:
-            if not refused.shards and refused.epoch <= frame.epoch:
-                # Some of what it sends would be lost to us otherwise: over a new connection it begins again.
-                raise ConnectionLost(str(refused)) from None
-            numbers = np.array(refused.shards, dtype=np.int64)
-            self.connection.send(Frame(Kind.REFUSED, epoch=refused.epoch, numbers=numbers, text=str(refused)))
+            with self._passing_over(frame):
+                keeper.hand_on(frame.epoch, entries, updates, self)
+        except ConnectionLost:
+            raise
         except ExchangeError as error:
             raise RuntimeError("replicas differ") from error
 
     def _copy(self, frame: Frame) -> None:
-        source, shard = copied(frame, self._keeper.job)
+        move, shard = copied(frame, self._keeper.job)
+        with self._passing_over(frame):
+            self._keeper.take_copy(frame.epoch, move, shard, self)
+
+    @contextlib.contextmanager
+    def _passing_over(self, frame: Frame) -> Iterator[None]:
+        """Pass over what is of an epoch that is over: its sender begins again in the next.
+
+        Raises:
+            ConnectionLost: this server could not follow; over a new connection the sender begins again.
+        """
         try:
-            self._keeper.take_copy(frame.epoch, source, shard, self)
+            yield
         except Refused as refused:
-            numbers = np.array([shard.number], dtype=np.int64)
-            self.connection.send(Frame(Kind.REFUSED, epoch=refused.epoch, numbers=numbers, text=str(refused)))
+            if refused.epoch <= frame.epoch:
+                raise ConnectionLost(str(refused)) from None
 
     def _send_later(self, frame: Frame) -> None:
         """Send an answer without making the caller wait for a peer that does not listen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from paceline.exchange.view import View
+from paceline.exchange.view import Move, View
 
 
 class Place(NamedTuple):
@@ -15,15 +15,15 @@ class Place(NamedTuple):
         head: it is the shard's master.
         tail: it answers reads.
         successor: to whom it hands updates; None: to nobody.
-        moving: the successor is a replica in the making.
-        source: who makes this server a replica; None: it is one.
+        outgoing: by which the successor becomes a replica; None: it is one.
+        incoming: by which this server becomes a replica; None: it is one.
     """
 
     head: bool
     tail: bool
     successor: int | None = None
-    moving: bool = False
-    source: int | None = None
+    outgoing: Move | None = None
+    incoming: Move | None = None
 
 
 def places(view: View, server: int) -> dict[int, Place]:
@@ -31,11 +31,12 @@ def places(view: View, server: int) -> dict[int, Place]:
     found: dict[int, Place] = {}
     for shard, chain in enumerate(view.chains):
         if server in chain:
-            tail, successor = chain[-1] == server, view.successor(shard, server)
-            found[shard] = Place(chain[0] == server, tail, successor, tail and successor is not None)
+            found[shard] = Place(chain[0] == server, chain[-1] == server, view.successor(shard, server))
     for move in view.moves:
-        if move.target == server and move.shard not in found:
-            found[move.shard] = Place(False, False, source=move.source)
+        if move.source == server and move.shard in found:
+            found[move.shard] = found[move.shard]._replace(outgoing=move)
+        elif move.target == server and move.shard not in found:
+            found[move.shard] = Place(False, False, incoming=move)
     return found
 
 
@@ -51,8 +52,8 @@ def said(view: View, server: int) -> str:
     """Return where a server stands, as a line of its log."""
     stands = places(view, server)
     masters = [shard for shard, place in stands.items() if place.head]
-    others = [shard for shard, place in stands.items() if not place.head and place.source is None]
-    copies = [f"{shard} to {place.successor}" for shard, place in stands.items() if place.moving]
+    others = [shard for shard, place in stands.items() if not place.head and place.incoming is None]
+    copies = [f"{shard} to {place.successor}" for shard, place in stands.items() if place.outgoing]
     parts = [f"epoch {view.epoch}: master of {_listed(masters)}", f"replica of {_listed(others)}"]
     return "; ".join(parts + ([f"copies {', '.join(copies)}"] if copies else []))
 

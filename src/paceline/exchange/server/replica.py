@@ -67,12 +67,11 @@ class Replica:
         if place.successor is None:
             self.outbox.clear()
             self._waits = False
-        elif place.moving:
-            if (before.successor, before.moving) != (place.successor, True):
-                self.restart_copy()
-        else:
+        elif place.outgoing is None:
             self._waits = True
-        if not place.moving:
+        elif place.outgoing != before.outgoing:
+            self.restart_copy()
+        if place.outgoing is None:
             self._copied, self._goal = False, None
 
     def restart_copy(self) -> None:
@@ -84,7 +83,7 @@ class Replica:
     @property
     def needs_copy(self) -> bool:
         """Whether a replica in the making is still to be sent its copy."""
-        return self.place.moving and not self._copied
+        return self.place.outgoing is not None and not self._copied
 
     def copy_taken(self) -> None:
         """The state was taken for the replica in the making: what comes from now on is handed to it."""
@@ -93,12 +92,12 @@ class Replica:
     @property
     def copy_in_flight(self) -> bool:
         """Whether a copy was sent and has not been acknowledged."""
-        return self.place.moving and self._copied and not self._waits
+        return self.place.outgoing is not None and self._copied and not self._waits
 
     @property
     def synced(self) -> bool:
         """Whether a replica in the making has all that this one has committed."""
-        return self.place.moving and self._waits and self._goal is None
+        return self.place.outgoing is not None and self._waits and self._goal is None
 
     @property
     def hands_on(self) -> bool:

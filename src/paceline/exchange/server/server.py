@@ -19,7 +19,7 @@ from paceline.exchange.shard.log import Record, UpdateLog
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.terms import Charter
 from paceline.exchange.updates import Applied
-from paceline.exchange.view import Address, View
+from paceline.exchange.view import Address, Move, View
 from paceline.exchange.wire.connect import connect
 from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.listen import Listener
@@ -52,8 +52,8 @@ class Membership(Protocol):
         """Return a view once it is newer, or the newest after some seconds."""
         ...
 
-    def synced(self, shard: int, server: int) -> None:
-        """A replica in the making, on `server`, has all of a shard."""
+    def synced(self, move: Move) -> None:
+        """The target of a move from this server has all of the shard."""
         ...
 
 
@@ -87,13 +87,13 @@ class Server:
         self._peers: set[Peer] = set()
         self._gone_bytes = (0, 0)
         self._closed = threading.Event()
-        self._complete: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._complete: queue.SimpleQueue[Move | None] = queue.SimpleQueue()
         self._joined = member.view.epoch
         self.keeper = Keeper(
             charter.job,
             member.id,
             outlet=self._link,
-            synced=lambda shard, server: self._complete.put((shard, server)),
+            synced=self._complete.put,
             trusted=lambda: member.trusted,
             applied=self._applied,
         )
@@ -135,8 +135,11 @@ class Server:
         try:
             work()
         except Exception as error:
-            if not self._closed.is_set():
-                self._failed(error)
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._closed.is_set():
+            self._failed(error)
 
     def _applied(self, epoch: int, updates: Sequence[tuple[Entry, Applied]]) -> None:
         self._counted.applied(applied for _, applied in updates)
@@ -152,7 +155,7 @@ class Server:
                 connection = self._listener.accept()
             except ConnectionLost:
                 return
-            peer = Peer(connection, self.keeper, self.figures, self._failed)
+            peer = Peer(connection, self.keeper, self.figures, self._fail)
             with self._lock:
                 self._peers.add(peer)
             threading.Thread(target=self._answer, args=(peer,), name="peer", daemon=True).start()
@@ -168,7 +171,7 @@ class Server:
                 self._gone_bytes = (sent + held.sent_bytes, received + held.received_bytes)
 
     def _link(self, keeper: Keeper, server: int, address: Address, copying: bool) -> Link:
-        return Link(keeper, server, address, copying, self._connect, self._failed)
+        return Link(keeper, server, address, copying, self._connect, self._fail)
 
     def _connect(self, address: Address) -> Connection:
         charter = self._charter
@@ -193,5 +196,5 @@ class Server:
 
     def _tell(self) -> None:
         """Tell the coordinator of replicas that are complete; it may be away for a while."""
-        while (told := self._complete.get()) is not None:
-            self._member.synced(*told)
+        while (move := self._complete.get()) is not None:
+            self._member.synced(move)

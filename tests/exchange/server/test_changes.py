@@ -1,0 +1,89 @@
+"""Servers die, join, leave and are cut off while workers push: nothing acknowledged is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.exchange.server.labour import check, job, labour
+from tests.exchange.server.town import town
+
+
+@pytest.mark.parametrize("mode", ["asp", "ssp(1)", "bsp"])
+def test_nothing_happens(tmp_path, mode):
+    with town(job(mode, replication=2), tmp_path, 3) as place:
+        with labour(place, 2) as work:
+            work.more(20)
+        check(work)
+
+
+@pytest.mark.parametrize("victim", ["head", "middle", "tail"])
+def test_a_server_dies(tmp_path, victim):
+    with town(job(replication=3), tmp_path, 4) as place:
+        with labour(place, 3) as work:
+            work.more(20)
+            place.kill(place.view.chains[0][("head", "middle", "tail").index(victim)])
+            work.more(20)
+            place.settle()
+            work.more(20)
+        check(work)
+
+
+@pytest.mark.parametrize("mode", ["asp", "bsp"])
+def test_one_after_the_other_dies(tmp_path, mode):
+    with town(job(mode, pieces=2, replication=2), tmp_path, 4) as place:
+        with labour(place, 2) as work:
+            for _ in range(3):
+                work.more(10)
+                place.kill(place.view.head(0))
+                work.more(10)
+                place.add()
+                place.settle()
+        check(work)
+
+
+@pytest.mark.parametrize("replication", [1, 2, 3])
+def test_servers_join_and_leave(tmp_path, replication):
+    with town(job("ssp(2)", replication=replication), tmp_path, 2) as place:
+        with labour(place, 2) as work:
+            for _ in range(2):
+                work.more(10)
+                place.add()
+                work.more(10)
+                place.settle()
+            for id in list(place.servers)[:2]:
+                work.more(10)
+                place.leave(id)
+            work.more(10)
+            place.settle()
+        check(work)
+        assert len(place.servers) == 2
+
+
+def test_a_server_that_is_taken_for_dead_commits_nothing(tmp_path):
+    with town(job(replication=2), tmp_path, 3) as place:
+        with labour(place, 2) as work:
+            work.more(10)
+            old = place.cut_off(place.view.head(0))
+            work.more(10)
+            place.settle()
+            before = {shard: replica.committed for shard, replica in old.keeper.replicas.items()}
+            work.more(10)
+            after = {shard: replica.committed for shard, replica in old.keeper.replicas.items()}
+            assert before == after
+            old.close()
+        check(work)
+
+
+def test_a_source_dies_while_it_copies(tmp_path):
+    with town(job(replication=2), tmp_path, 2) as place:
+        with labour(place, 2) as work:
+            work.more(10)
+            place.kill(1)
+            place.add()
+            work.more(5)
+            joined = place.add()
+            place.settle()
+            place.kill(joined)
+            work.more(10)
+            place.settle()
+        check(work)
