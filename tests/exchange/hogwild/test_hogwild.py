@@ -1,0 +1,224 @@
+"""Workers of one host on one memory: alone, it is what a server would do; together, only racing updates are lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.errors import ExchangeError
+from paceline.exchange import hogwild_memory
+from paceline.exchange.hogwild import HogwildExchange
+from paceline.exchange.hogwild_memory import Memory
+from paceline.exchange.hogwild_snapshot import begin, write_snapshot
+from paceline.exchange.interface import Rows
+from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
+from paceline.exchange.shard.shard import Shard
+from paceline.exchange.shard.snapshot import load_shard
+from paceline.exchange.shard.whole import gather, read_tables, write_initial
+from tests.exchange.hogwild.logistic import A9A, quality, read_a9a
+from tests.exchange.shard import jobs
+from tests.exchange.shard.limits import full_at
+
+ASP = Consistency.parse("asp")
+RULES = {
+    "sgd": {"lr": 0.1, "weight_decay": 0.1},
+    "momentum": {"lr": 0.1},
+    "adagrad": {"lr": 0.1},
+    "adam": {"lr": 0.1},
+    "ftrl": {"lr": 0.1},
+}
+COUNTING = Job((SparseTable("rows", 2, "float32", Rule("sgd", {"lr": 1.0}), ASP),), shards=1)
+
+
+def _memory(folder: Path, job: Job, rows: int = 5000) -> Memory:
+    dense = {t.name: torch.linspace(-1, 1, t.count).view(t.shape) for t in job.tables if isinstance(t, DenseTable)}
+    write_initial(folder / "snapshots", job, dense)
+    path = folder / "memory"
+    Path(f"{path}.json").write_text(json.dumps(job.to_dict()))
+    return begin(path, job, folder / "snapshots" / "0", rows=rows)
+
+
+def _processes(memory: Memory, *arguments: Sequence[object]) -> list[subprocess.Popen[str]]:
+    """Workers that have attached, and begin at the same time."""
+    name = "tests.exchange.hogwild.hogwild_worker"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", name, str(given[0]), str(memory.path), *map(str, given[1:])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for given in arguments
+    ]
+    for process in started:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return started
+
+
+def _figures(processes: list[subprocess.Popen[str]]) -> list[dict[str, object]]:
+    found = []
+    for process in processes:
+        output, _ = process.communicate(timeout=90)
+        assert process.returncode == 0
+        found.append(json.loads(output))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", RULES)
+def test_one_worker_does_what_a_server_would(tmp_path: Path, rule: str, dtype: str) -> None:
+    job = jobs.job("asp", "asp", shards=1, dtype=dtype, rule=Rule(rule, RULES[rule]))
+    exchange = HogwildExchange(memory := _memory(tmp_path, job))
+    shard = load_shard(tmp_path / "snapshots" / "0", job, 0)
+    weight = torch.empty(10, 7, dtype=getattr(torch, dtype))
+    for task in range(6):
+        update = jobs.update(shard, task, read=shard.position)
+        dense, rows = update.parts
+        assert rows.keys is not None
+        here, there = torch.empty_like(rows.values), torch.empty_like(rows.values)
+        exchange.pull([jobs.DENSE], [weight], 0)
+        exchange.pull_rows(jobs.ROWS, rows.keys, here, 0)
+        shard.read_rows(jobs.ROWS, rows.keys, there)
+        assert torch.equal(weight.view(-1), shard.read(jobs.DENSE)) and torch.equal(here, there)
+        shard.apply(update)
+        exchange.push([task], {jobs.DENSE: dense.values.view(10, 7)}, {jobs.ROWS: Rows(rows.keys, rows.values)})
+    assert exchange.figures() == {"updates": 6, "staleness": {"0": 6}, "rows": {"rows": len(shard.table(jobs.ROWS))}}
+    write_snapshot(memory, tmp_path / "snapshots", 1, 2)
+    copy = load_shard(tmp_path / "snapshots" / "1", job, 0)
+    jobs.assert_equal_tables(shard, copy)
+    assert copy.completed == 2
+
+
+def test_a_run_goes_on_from_its_snapshot(tmp_path: Path) -> None:
+    job = jobs.job("asp", "asp", shards=3, rule=Rule("adam", {"lr": 0.1}))
+    memory = _memory(tmp_path, job)
+    exchange = HogwildExchange(memory)
+
+    def push(to: HogwildExchange, task: int) -> None:
+        keys = torch.randperm(300, generator=torch.Generator().manual_seed(task))[:50]
+        to.push([task], {jobs.DENSE: torch.ones(10, 7) * task}, {jobs.ROWS: Rows(keys, torch.ones(50, 3) * task)})
+
+    for task in range(5):
+        push(exchange, task)
+    write_snapshot(memory, tmp_path / "snapshots", 1, 1)
+    again = begin(tmp_path / "again", job, tmp_path / "snapshots" / "1", rows=5000)
+    push(exchange, 5)
+    push(HogwildExchange(again), 5)
+    for name, made in (("2", memory), ("3", again)):
+        write_snapshot(made, tmp_path / "snapshots", int(name), 2)
+    one, other = (read_tables(tmp_path / "snapshots" / name, job) for name in ("2", "3"))
+    assert torch.equal(one.dense["weight"], other.dense["weight"])
+    assert torch.equal(one.keys["rows"], other.keys["rows"]) and torch.equal(one.rows["rows"], other.rows["rows"])
+
+
+def test_a_parameter_may_lie_in_the_memory(tmp_path: Path) -> None:
+    job = jobs.job("asp", "asp", rule=Rule("sgd", {"lr": 1.0}))
+    memory = _memory(tmp_path, job)
+    one, other = HogwildExchange(memory), HogwildExchange(Memory.attach(memory.path, job))
+    weight = one.values(jobs.DENSE)
+    before = weight.clone()
+    one.pull([jobs.DENSE], [weight], 0)
+    for _ in range(3):
+        other.push([0], {jobs.DENSE: torch.ones(10, 7)}, {})
+    torch.testing.assert_close(weight, before - 3)
+    one.push([1], {jobs.DENSE: torch.ones(10, 7)}, {})
+    assert one.figures()["staleness"] == {"2": 1}
+
+
+def test_rows_made_at_the_same_time_are_made_once(tmp_path: Path) -> None:
+    """All make the same rows, each adds to its own as well: what nobody else writes to is exact."""
+    memory = _memory(tmp_path, COUNTING)
+    figures = _figures(_processes(memory, *(("add", start, start + 1500, 5) for start in (0, 500))))
+    tables = gather(COUNTING, [_shard(memory, tmp_path)])
+    keys, rows = tables.keys["rows"], tables.rows["rows"]
+    assert torch.equal(keys, torch.arange(2000))
+    assert (rows[:500] == -5).all() and (rows[1500:] == -5).all()
+    assert (rows[500:1500] <= -1).all() and (rows[500:1500] >= -10).all()
+    assert [found["updates"] for found in figures] == [20, 20]
+
+
+def _shard(memory: Memory, folder: Path) -> Shard:
+    write_snapshot(memory, folder / "snapshots", 9, 0)
+    return load_shard(folder / "snapshots" / "9", memory.job, 0)
+
+
+def test_a_worker_that_is_killed_lets_go(tmp_path: Path) -> None:
+    memory = _memory(tmp_path, COUNTING, rows=400_000)
+    exchange = HogwildExchange(memory)
+    for turn in range(2):
+        (process,) = _processes(memory, ("make",))
+        while memory.made(0) < 3000 * (turn + 1) and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+        assert process.returncode == -signal.SIGKILL
+        exchange.push([0], {}, {0: Rows(torch.arange(-10 * turn - 10, -10 * turn), torch.ones(10, 2))})
+        tables = gather(COUNTING, [_shard(memory, tmp_path)])
+        assert torch.equal(tables.keys["rows"], tables.keys["rows"].unique())
+        assert (tables.rows["rows"][: 10 * turn + 10] == -1).all()
+
+
+def test_a_full_table_and_a_full_disk_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = _memory(tmp_path, COUNTING, rows=100_000)
+    exchange = HogwildExchange(memory)
+    exchange.push([0], {}, {0: Rows(torch.arange(10), torch.ones(10, 2))})
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(ExchangeError, match=r"no room for rows \d+ .*\(No space left"):
+        patch.setattr(hogwild_memory.os, "posix_fallocate", full)
+        exchange.push([0], {}, {0: Rows(torch.arange(90_000), torch.ones(90_000, 2))})
+    assert memory.made(0) == 10
+    exchange.push([0], {}, {0: Rows(torch.arange(90_000), torch.ones(90_000, 2))})
+    with pytest.raises(ExchangeError, match=r"table rows is full: .* made for 100000 rows"):
+        exchange.push([0], {}, {0: Rows(torch.arange(100_001), torch.ones(100_001, 2))})
+    rows = torch.empty(100_000, 2)
+    exchange.pull_rows(0, torch.arange(100_000), rows, 0)
+    assert (rows[:10] == -2).all() and (rows[10:90_000] == -1).all() and (rows[90_000:] == 0).all()
+    with full_at(1000), pytest.raises(ExchangeError, match="cannot make the shared memory"):
+        begin(tmp_path / "other", COUNTING, tmp_path / "snapshots" / "0", rows=100)
+    assert not list(tmp_path.glob("*other*"))
+
+
+def test_what_is_not_this_job_s_memory_is_refused(tmp_path: Path) -> None:
+    memory = _memory(tmp_path, COUNTING)
+    with pytest.raises(ExchangeError, match=r"cannot open the shared memory .*nowhere"):
+        Memory.attach(tmp_path / "nowhere", COUNTING)
+    with pytest.raises(ExchangeError, match="is not the memory of this job"):
+        Memory.attach(memory.path, jobs.job("asp", "asp"))
+    (tmp_path / "short").write_bytes(memory.path.read_bytes()[:5000])
+    with pytest.raises(ExchangeError, match="has 5000 bytes, and this job needs"):
+        Memory.attach(tmp_path / "short", COUNTING)
+    half = Job((DenseTable("weight", (3,), "bfloat16", consistency=ASP),), shards=1)
+    with pytest.raises(ExchangeError, match="weight is bfloat16; in shared memory it is float32 or float64"):
+        _memory(tmp_path, half)
+
+
+@pytest.mark.skipif(not A9A.exists(), reason="there is no ../shared/data/a9a")
+def test_logistic_regression_converges(tmp_path: Path) -> None:
+    rule = Rule("adagrad", {"lr": 0.1})
+    tables = (
+        DenseTable("bias", (1,), rule=rule, consistency=ASP),
+        SparseTable("weights", 1, rule=rule, consistency=ASP, initializer=Initializer()),
+    )
+    memory = _memory(tmp_path, Job(tables, shards=1))
+    figures = _figures(_processes(memory, *(("learn", A9A, worker, 2, 2) for worker in range(2))))
+    found = gather(memory.job, [_shard(memory, tmp_path)])
+    loss, auc = quality(read_a9a(Path(f"{A9A}.t")), found.dense["bias"], found.rows["weights"], found.keys["weights"])
+    print(f"log loss {loss:.4f}, AUC {auc:.4f}, {figures}")
+    assert loss <= 0.326 and auc >= 0.9015
+    assert all(found["updates"] == 2 * (32561 // 2 // 8) for found in figures)
