@@ -7,20 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paceline.exchange.view import Address
 from paceline.exchange.wire.connect import connect
 from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.listen import Listener
 
 SECRET = b"of these tests"
-TRANSPORTS = ("tcp", "unix", "shared")
+TRANSPORTS = ("tcp", "unix", "shared", "tcp*3")
+"""Names for `way`; `tcp*3`: over three connections."""
+
+
+def reach(address: Address, way: str, timeout_s: float = 10) -> Connection:
+    """Connect by one of `TRANSPORTS`."""
+    transport, _, streams = way.partition("*")
+    return connect(address, SECRET, transport=transport, streams=int(streams or 1), timeout_s=timeout_s)
 
 
 @contextmanager
-def pair(transport: str, folder: Path, streams: int = 1) -> Iterator[tuple[Connection, Connection]]:
+def pair(way: str, folder: Path) -> Iterator[tuple[Connection, Connection]]:
     """Return both ends of a connection, the client's first."""
     listener = Listener("127.0.0.1", SECRET, unix=str(folder / "socket"))
     try:
-        client = connect(listener.address, SECRET, transport=transport, streams=streams)
+        client = reach(listener.address, way)
         server = listener.accept()
     finally:
         listener.close()

@@ -23,12 +23,11 @@ from hypothesis import strategies as st
 
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.wire.codec import HEAD_BYTES, encoded
-from paceline.exchange.wire.connect import connect
 from paceline.exchange.wire.frame import Connection, Frame
 from paceline.exchange.wire.listen import Listener
 from paceline.exchange.wire.shared import SharedConnection
 from paceline.exchange.wire.sockets import SocketConnection
-from tests.exchange.wire.pairs import SECRET, TRANSPORTS, pair
+from tests.exchange.wire.pairs import SECRET, TRANSPORTS, pair, reach
 
 FRAME = Frame(5, epoch=3, numbers=np.arange(4), text="what", tensors=[torch.arange(6.0).view(2, 3), torch.ones(5)])
 
@@ -186,11 +185,11 @@ def test_a_peer_that_closes_is_gone_after_what_it_sent(transport: str, tmp_path:
 _VICTIM = """
 import json, sys, threading, torch
 from paceline.exchange.view import Address
-from paceline.exchange.wire.connect import connect
-from paceline.exchange.wire.frame import Connection, Frame
+from paceline.exchange.wire.frame import Frame
+from tests.exchange.wire.pairs import reach
 
 def run(transport, doing):
-    connection = connect(Address(**json.loads(sys.argv[1])), b"of these tests", transport=transport)
+    connection = reach(Address(**json.loads(sys.argv[1])), transport)
     connection.send(Frame(1, text=transport + " " + doing))
     while doing == "sending":
         connection.send(Frame(1, tensors=[torch.zeros(2 << 20)]))
@@ -223,6 +222,8 @@ def test_a_peer_that_is_killed_is_gone(tmp_path: Path) -> None:
         server.close()
 
     met = threading.Semaphore(0)
+    too_late = threading.Timer(30, listener.close)
+    too_late.start()
     count = 2 * len(TRANSPORTS)
     try:
         threads = [threading.Thread(target=go_on, args=(listener.accept(),), daemon=True) for _ in range(count)]
@@ -239,6 +240,7 @@ def test_a_peer_that_is_killed_is_gone(tmp_path: Path) -> None:
     finally:
         victim.kill()
         victim.wait()
+        too_late.cancel()
         listener.close()
 
 
@@ -268,4 +270,4 @@ def test_nobody_listens(tmp_path: Path) -> None:
     listener.close()
     for transport in ("auto", *TRANSPORTS):
         with pytest.raises(ConnectionLost, match="nobody listens"):
-            connect(address, SECRET, transport=transport)
+            reach(address, transport)

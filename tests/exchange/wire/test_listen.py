@@ -15,15 +15,20 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.view import Address
 from paceline.exchange.wire.connect import connect
 from paceline.exchange.wire.frame import Connection, Frame
+from paceline.exchange.wire.gathering import Gathering
 from paceline.exchange.wire.listen import Listener
+from paceline.exchange.wire.opening import Opening
 from paceline.exchange.wire.shared import SharedConnection
 from paceline.exchange.wire.sockets import SocketConnection
-from tests.exchange.wire.pairs import SECRET, TRANSPORTS, echo, pair
+from paceline.exchange.wire.striped import StripedConnection, divided
+from tests.exchange.wire.pairs import SECRET, TRANSPORTS, echo, pair, reach
 
 
 def kind_of(connection: Connection) -> tuple[type, int]:
@@ -55,6 +60,14 @@ def test_the_transport_is_the_one_asked_for_or_the_best(listener: Listener, tran
     server.close()
 
 
+def test_several_streams_are_one_connection(listener: Listener) -> None:
+    client = reach(listener.address, "tcp*3")
+    server = listener.accept()
+    assert kind_of(client) == kind_of(server) == (StripedConnection, socket.AF_INET)
+    client.close()
+    server.close()
+
+
 def test_on_another_host_it_is_tcp(listener: Listener) -> None:
     client = connect(replace(listener.address, machine="another"), SECRET)
     assert kind_of(client) == (SocketConnection, socket.AF_INET)
@@ -72,6 +85,37 @@ def test_where_the_path_is_gone_it_is_tcp(listener: Listener) -> None:
 def test_what_needs_one_host_is_refused_on_another(listener: Listener, transport: str) -> None:
     with pytest.raises(ExchangeError, match="choose auto or tcp"):
         connect(replace(listener.address, machine="another"), SECRET, transport=transport)
+
+
+def test_streams_of_a_connection_that_is_not_completed_are_given_up() -> None:
+    gathering = Gathering(0.05)
+    ends = [socket.socketpair() for _ in range(3)]
+    assert gathering.add(ends[0][0], Opening(False, 0, 2, b"a" * 16)) is None
+    with pytest.raises(ExchangeError, match="does not fit"):
+        gathering.add(ends[1][0], Opening(False, 0, 2, b"a" * 16))
+    time.sleep(0.1)
+    assert gathering.add(ends[2][0], Opening(False, 1, 2, b"b" * 16)) is None
+    assert ends[0][1].recv(1) == b""
+    gathering.close()
+    assert ends[2][1].recv(1) == b""
+    for ours, theirs in ends:
+        ours.close()
+        theirs.close()
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12), parts=st.integers(1, 7))
+def test_memory_is_divided_evenly_and_in_order(sizes: list[int], parts: int) -> None:
+    data = [bytes([index]) * size for index, size in enumerate(sizes)]
+    cut = divided([memoryview(one) for one in data], parts)
+    assert b"".join(piece for part in cut for piece in part) == b"".join(data)
+    counts = [sum(map(len, part)) for part in cut]
+    assert len(counts) == parts and max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("streams", [0, 65])
+def test_streams_are_few(listener: Listener, streams: int) -> None:
+    with pytest.raises(ExchangeError, match="1 to 64"):
+        connect(listener.address, SECRET, streams=streams)
 
 
 def test_an_unknown_transport_is_named_with_the_nearest(listener: Listener) -> None:
@@ -92,8 +136,8 @@ def test_who_has_another_secret_is_told_and_turned_away(
     listener: Listener, transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(ExchangeError, match="PACELINE_SECRET"):
-        connect(listener.address, b"another", transport=transport)
-    connect(listener.address, SECRET, transport=transport).close()
+        connect(listener.address, b"another", transport=transport.partition("*")[0])
+    reach(listener.address, transport).close()
     listener.accept().close()
     assert any("stranger" in record.message for record in caplog.records)
 
@@ -178,16 +222,16 @@ def test_a_thousand_connections_leave_nothing(transport: str, tmp_path: Path) ->
 
     def connections(count: int) -> None:
         for _ in range(count):
-            client = connect(listener.address, SECRET, transport=transport)
+            client = reach(listener.address, transport)
             server = listener.accept()
             client.send(frame)
             assert server.receive().tensors[0][-1] == 1
             client.close()
             server.close()
 
-    connections(100)
+    connections(50)
     files, maps, memory = process.num_fds(), len(process.memory_maps(grouped=False)), process.memory_info().rss
-    connections(1000)
+    connections(1000 if "*" not in transport else 350)
     assert process.num_fds() <= files
     assert len(process.memory_maps(grouped=False)) <= maps + 20
     assert process.memory_info().rss < memory + (16 << 20)

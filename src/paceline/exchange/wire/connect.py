@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
 
@@ -15,6 +16,7 @@ from paceline.exchange.wire.opening import MAX_STREAMS, Opening, Transport
 from paceline.exchange.wire.segments import available
 from paceline.exchange.wire.shared import SharedConnection
 from paceline.exchange.wire.sockets import SocketConnection
+from paceline.exchange.wire.striped import StripedConnection
 
 
 def connect(
@@ -92,18 +94,28 @@ def _reach_unix(sock: socket.socket, path: str, until: float) -> None:
 
 def _at_tcp(address: Address, secret: bytes, streams: int, until: float) -> Connection:
     name = _named(address)
+    connection = secrets.token_bytes(16)
+    socks: list[socket.socket] = []
+    try:
+        for stream in range(streams):
+            socks.append(_reach_tcp(address, name, until))
+            _introduce(socks[-1], secret, Opening(False, stream, streams, connection), name, until)
+    except BaseException:
+        for sock in socks:
+            sock.close()
+        raise
+    return SocketConnection(socks[0], name) if streams == 1 else StripedConnection(socks, name)
+
+
+def _reach_tcp(address: Address, name: str, until: float) -> socket.socket:
     try:
         sock = socket.create_connection((address.host, address.port), timeout=_left(until))
     except OSError as error:
         raise ConnectionLost(f"nobody listens at {name}: {error.strerror or error}.") from error
-    try:
-        if sock.getsockname() == sock.getpeername():  # a free port of this host can be connected to itself
-            raise ConnectionLost(f"nobody listens at {name}: the connection led back to this process.")
-        _introduce(sock, secret, Opening(), name, until)
-    except BaseException:
+    if sock.getsockname() == sock.getpeername():  # a free port of this host can be connected to itself
         sock.close()
-        raise
-    return SocketConnection(sock, name)
+        raise ConnectionLost(f"nobody listens at {name}: the connection led back to this process.")
+    return sock
 
 
 def _introduce(sock: socket.socket, secret: bytes, opening: Opening, name: str, until: float) -> None:

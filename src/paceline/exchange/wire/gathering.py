@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 
 from paceline.errors import ExchangeError
@@ -12,11 +13,13 @@ from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.opening import Opening
 from paceline.exchange.wire.shared import SharedConnection
 from paceline.exchange.wire.sockets import SocketConnection
+from paceline.exchange.wire.striped import StripedConnection
 
 
 @dataclass
 class _Waiting:
     since: float
+    streams: int
     sockets: dict[int, socket.socket] = field(default_factory=dict)
 
 
@@ -39,7 +42,8 @@ class Gathering:
             return _shared(sock)
         if opening.streams == 1:
             return SocketConnection(sock, "a client")
-        raise ExchangeError("several streams are not offered here.")
+        complete = self._joined(sock, opening)
+        return StripedConnection(complete, "a client") if complete else None
 
     def close(self) -> None:
         """Give up connections that are not complete."""
@@ -47,6 +51,25 @@ class Gathering:
             waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
             _give_up(one)
+
+    def _joined(self, sock: socket.socket, opening: Opening) -> list[socket.socket]:
+        """Return the sockets of a connection in order, once all are there."""
+        now = time.monotonic()
+        with self._lock:
+            late = [name for name, one in self._waiting.items() if one.since < now - self._patience_s]
+            given_up = [self._waiting.pop(name) for name in late]
+            waiting = self._waiting.setdefault(opening.connection, _Waiting(now, opening.streams))
+            fits = waiting.streams == opening.streams and opening.stream not in waiting.sockets
+            if fits:
+                waiting.sockets[opening.stream] = sock
+            complete = len(waiting.sockets) == waiting.streams
+            if complete:
+                del self._waiting[opening.connection]
+        for one in given_up:
+            _give_up(one)
+        if not fits:
+            raise ExchangeError(f"a client's stream {opening.stream} of {opening.streams} does not fit the others.")
+        return [waiting.sockets[stream] for stream in range(waiting.streams)] if complete else []
 
 
 def _shared(sock: socket.socket) -> Connection:

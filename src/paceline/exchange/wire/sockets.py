@@ -124,5 +124,9 @@ class SocketConnection:
         if segment:
             raise ExchangeError("a frame's tensors are said to lie in shared memory; this connection has none.")
         tensors, pieces = self._memory.tensors(metas) if wanted is None else (wanted, views_of(wanted))
-        receive_all(sock, pieces)
+        self._fill(sock, pieces)
         return tensors
+
+    def _fill(self, sock: socket.socket, pieces: list[memoryview]) -> None:
+        """Receive the bytes of tensors."""
+        receive_all(sock, pieces)
