@@ -84,6 +84,9 @@ class HogwildExchange:
         if rows is not out:
             out.copy_(rows)
 
+    def forget(self) -> None:
+        """See `Exchange`; the next read counts anew anyway."""
+
     def push(
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
     ) -> None:

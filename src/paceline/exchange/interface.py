@@ -85,6 +85,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Say that what was read so far goes into no gradient: it was looked at, or its task is read again."""
+        ...
+
     def push(
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
     ) -> None:

@@ -95,6 +95,9 @@ class InMemory:
                 shard.read_rows(table, keys[mine], rows)
                 out[mine] = rows
 
+    def forget(self) -> None:
+        self._read = [-1] * self.job.shards
+
     def push(
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
     ) -> None:

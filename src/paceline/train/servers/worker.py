@@ -214,6 +214,7 @@ class Worker:
                     for table in self._computer.dense:
                         arrivals.wait(table)
             except Interrupted:
+                self._exchange.forget()
                 self._unread = True
                 self._help()
                 continue
@@ -291,6 +292,7 @@ class Worker:
                 break
             except Interrupted:
                 self._help()
+        self._exchange.forget()
         self._unread = True  # an asynchronous worker goes on from what servers have, not from what was looked at
         seconds = time.perf_counter() - began
         self._listener.on_evaluation(EvaluationReport(deal.number, found.loss, found.weight, seconds, found.metrics))
