@@ -61,6 +61,7 @@ class Loopback:
     Attributes:
         view: the newest view.
         applied: by shard the updates in order, with the staleness of each.
+        not_yet: how often a read was put off.
         refuse: servers that refuse everything.
         deaf: servers that answer nothing, as if stopped.
         silent: servers that apply the next push and then go away without a word.
@@ -77,7 +78,8 @@ class Loopback:
         self.deaf: set[int] = set()
         self.silent: set[int] = set()
         self.orphans = False
-        self.requests: list[tuple[int, Kind]] = []
+        self.not_yet = 0
+        self.members: list[Member] = []
         self._callbacks: list[Callable[[View], None]] = []
         self._servers: dict[int, _Server] = {}
         self._folder = folder
@@ -111,7 +113,8 @@ class Loopback:
             self.spread()
 
     def member(self, number: int = 1) -> Member:
-        return Member(self, number)
+        self.members.append(Member(self, number))
+        return self.members[-1]
 
     def close(self) -> None:
         for server in self._servers.values():
@@ -249,7 +252,6 @@ class _Server:
 
     def _answer(self, frame: Frame) -> Frame | None:
         everything = self._all
-        everything.requests.append((self._number, Kind(frame.kind)))
         with everything.lock:
             view = everything.view
             try:
@@ -275,9 +277,15 @@ class _Server:
         wanted = [(self._mine(part.shard), payload.table) for payload in payloads for part in payload.slices]
 
         def ready() -> bool:
-            return all(shard.ready(table, frame.clock) for shard, table in wanted)
+            return self._all.view.epoch != frame.epoch or all(
+                shard.ready(table, frame.clock) for shard, table in wanted
+            )
 
-        if not self._all.lock.wait_for(ready, PARK_S):
+        is_ready = self._all.lock.wait_for(ready, PARK_S)
+        if self._all.view.epoch != frame.epoch:
+            return Frame(Kind.REFUSED, epoch=self._all.view.epoch, text="another epoch by now")
+        if not is_ready:
+            self._all.not_yet += 1
             missing = sorted({task for shard, table in wanted for task in shard.missing(table, frame.clock)})
             return Frame(Kind.NOT_YET, numbers=np.array(missing, dtype=np.int64))
         values = [self._values(payload) for payload in payloads]

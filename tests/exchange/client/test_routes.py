@@ -51,17 +51,19 @@ def test_keys_are_sorted_by_shard(given_keys: set[int], shards: int, data: st.Da
 
 def test_a_push_names_the_oldest_position_that_it_rests_on() -> None:
     reads = ReadPositions()
-    assert reads.pushed(2) == [-1, -1]
+    assert reads.pushed([0], 2) == [-1, -1]
     reads.read([0, 1], {0: 5, 1: 7})
     reads.read([2], {0: 6})
-    assert reads.pushed(2) == [5, 7]
-    assert reads.pushed(2) == [5, 7]  # nothing was read since
+    assert reads.pushed([0, 1, 2], 2) == [5, 7]
+    assert reads.pushed([0, 1, 2], 2) == [5, 7]  # nothing was read since
     reads.read([2], {0: 9})  # rows are read for each task, dense tables for every other one
-    assert reads.pushed(2) == [5, 7]
+    assert reads.pushed([0, 2], 2) == [5, 7]
+    reads.read([2], {0: 9})  # of tables that are neither read nor pushed to nothing is said
+    assert reads.pushed([2], 2) == [9, -1]
     reads.read([0, 1], {0: 10, 1: 11})
     reads.read([0, 1], {0: 12, 1: 13})  # two tasks in one push
     reads.read([2], {0: 12})
-    assert reads.pushed(2) == [10, 11]
+    assert reads.pushed([0], 2) == [10, 11]
 
 
 @pytest.mark.parametrize("count", [0, 1])

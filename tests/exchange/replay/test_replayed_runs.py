@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from paceline.errors import ExchangeError
 from paceline.exchange.client.actions import Actions, read_actions
 from paceline.exchange.client.client import ServerExchange
 from paceline.exchange.directory import Directory
-from paceline.exchange.interface import Dealer, Fetching, Interrupted, Order, Rows
+from paceline.exchange.interface import Deal, Dealer, Fetching, Interrupted, Order, Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.replay.compare import difference
 from paceline.exchange.replay.replay import Replay
@@ -61,13 +61,16 @@ def values() -> dict[str, Tensor]:
     return {"weight": torch.randn(100, 90, generator=generator), "bias": torch.zeros(9, dtype=torch.float64)}
 
 
-def work(number: int, exchange: Fetching, dealer: Dealer, die_at: int = -1) -> None:
-    """A worker: its gradients depend on all that it read; every second task reads ahead."""
+def work(number: int, exchange: Fetching, dealer: Dealer, die_at: int = 0) -> None:
+    """A worker: its gradients depend on all that it read; every second task reads ahead.
+
+    die_at: it is killed when it has pushed as many tasks, unacknowledged; or, negative, when it is about to.
+    """
     weight, bias = torch.empty(100, 90), torch.empty(9, dtype=torch.float64)
     done = 0
-    held = None
+    held: list[Deal] = []
     while True:
-        deal, held = (held, None) if held is not None else (dealer.next_task(), None)
+        deal = held.pop(0) if held else dealer.next_task()
         if deal.order is Order.END:
             return
         if deal.order is Order.WAIT:
@@ -92,10 +95,13 @@ def work(number: int, exchange: Fetching, dealer: Dealer, die_at: int = -1) -> N
             if other.alone:
                 orphan(exchange, other.number)
                 dealer.done([other])
-            elif other.order is not Order.WAIT:
-                raise AssertionError("dealt something else meanwhile") from None
-            held = deal
+            elif other.order is Order.TASK:  # somebody else was quicker
+                held.append(other)
+            held.insert(0, deal)
             continue
+        done += 1
+        if done == -die_at:
+            raise Killed
         noise = torch.randn(100, 90, generator=generator)
         exchange.push(
             [deal.number],
@@ -103,7 +109,6 @@ def work(number: int, exchange: Fetching, dealer: Dealer, die_at: int = -1) -> N
             {2: Rows(keys, rows * weight.mean() + noise.view(-1)[: 4 * len(keys)].view(-1, 4))},
             weight=1.0 + deal.number % 3,
         )
-        done += 1
         if done == die_at:
             raise Killed
         exchange.flush()
@@ -125,7 +130,8 @@ def orphan(exchange: Fetching, task: int) -> None:
     exchange.flush()
 
 
-def one_worker(there: Loopback, dealer: Tasks, number: int, directory: Directory, die_at: int) -> None:
+def one_worker(there: Loopback, dealer: Tasks, number: int, directory: Directory, die_at: int) -> BaseException | None:
+    """Work, and return what went wrong; nobody waits for a worker of which something did."""
     exchange = ServerExchange(charter(there.job), there.member(number), SECRET, directory, outstanding=2)
     mine: list[int] = []
 
@@ -146,28 +152,41 @@ def one_worker(there: Loopback, dealer: Tasks, number: int, directory: Directory
         left = [task for task in mine if task not in dealer.finished]
         exchange.close()
         dealer.give_up(left)
-    exchange.close()
+    except BaseException as error:
+        for member in there.members:
+            member.fenced = True
+        return error
+    finally:
+        exchange.close()
+    return None
 
 
-def ran(made: Job, folder: Path, deaths: Mapping[int, int], kills: Sequence[int] = ()) -> Directory:
-    """A run, with its logs and its last snapshot on disk."""
+def ran(
+    made: Job, folder: Path, deaths: Mapping[int, int], kills: Sequence[int] = (), gone_with: Sequence[int] = ()
+) -> Directory:
+    """A run, with its logs and its last snapshot on disk.
+
+    gone_with: tasks of a worker that leaves no trace; it is noticed once somebody waits.
+    """
     directory = Directory(folder)
     directory.write(charter(made, TASKS))
     write_initial(directory.snapshots, made, values())
     shards = [load_shard(directory.snapshot(0), made, number) for number in range(made.shards)]
     with loopback(made, 3, shards=shards) as there:
         dealer = Tasks(TASKS, there)
-        threads = [
-            threading.Thread(target=one_worker, args=(there, dealer, number, directory, deaths.get(number, -1)))
-            for number in (1, 2, 3)
-        ]
-        for thread in threads:
-            thread.start()
-        for server in kills:
-            time.sleep(0.05)
-            there.kill(server)
-        for thread in threads:
-            thread.join()
+        assert [dealer.next_task().number for _ in gone_with] == list(gone_with)
+        with ThreadPoolExecutor() as pool:
+            workers = [
+                pool.submit(one_worker, there, dealer, number, directory, deaths.get(number, 0)) for number in (1, 2, 3)
+            ]
+            if gone_with:
+                while not there.not_yet:
+                    time.sleep(0.002)
+                dealer.give_up(gone_with)
+            for server in kills:
+                time.sleep(0.05)
+                there.kill(server)
+        assert [worker.result() for worker in workers] == [None] * 3
         log = UpdateLog(directory.updates(1), 1)
         for shard, applied in enumerate(there.applied):
             log.append(
@@ -192,13 +211,19 @@ def test_a_run_is_replayed_bit_for_bit(consistency: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp(1)", "bsp"])
 def test_so_is_one_whose_workers_and_servers_died(consistency: str, tmp_path: Path) -> None:
-    directory = ran(job(consistency), tmp_path, {1: 2, 2: 3}, kills=(2, 1))
+    directory = ran(job(consistency), tmp_path, {1: -2, 2: 3}, kills=(2, 1))
     assert replay(directory, work).difference is None
 
 
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory: pytest.TempPathFactory) -> Directory:
     return ran(job("asp"), tmp_path_factory.mktemp("run"), {})
+
+
+def test_a_read_that_gave_way_gives_way_again(tmp_path: Path) -> None:
+    directory = ran(job("bsp"), tmp_path, {}, gone_with=[0])
+    assert any(None in read_actions(path).pulls.values() for path in directory.root.glob("actions/*"))
+    assert replay(directory, work).difference is None
 
 
 def test_a_difference_is_named(one_run: Directory) -> None:

@@ -126,6 +126,10 @@ class ServerExchange:
         """See `interface.Fetching`."""
         return in_order(lambda some, places: self.fetch(some, places, clock), tables, out)
 
+    def forget(self) -> None:
+        """See `interface.Exchange`."""
+        self._reads.forget()
+
     def push(
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
     ) -> None:
@@ -133,7 +137,7 @@ class ServerExchange:
         self._check()
         began = time.monotonic()
         outgoing = self._cutter.cut(dense, rows, keep=self._window > 0)
-        reads = self._reads.pushed(self._job.shards)
+        reads = self._reads.pushed({*dense, *rows}, self._job.shards)
         self._sequence += 1
         if self._log is not None:
             self._log.pushes(self._sequence, tasks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -15,8 +15,8 @@ class _Read:
 class ReadPositions:
     """The oldest position of each shard that the next push rests on.
 
-    A table counts as read where it was last read, until it is read again: who pulls once for many tasks pushes older
-    gradients each time. Reads of a table between two pushes all count: the gradients of several tasks may be in one.
+    What was read since the push before counts, all of it: the gradients of several tasks may be in one push. So does the
+    last read of a table that is pushed to without: who pulls once for many tasks pushes older gradients each time.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,16 @@ class ReadPositions:
             for shard, position in positions.items():
                 held.positions[shard] = min(position, held.positions.get(shard, position))
 
-    def pushed(self, shards: int) -> list[int]:
-        """Return the position of each shard for a push, which is now made; -1 where nothing of it was read."""
+    def forget(self) -> None:
+        """What was read goes into no push."""
+        self._reads.clear()
+
+    def pushed(self, tables: Collection[int], shards: int) -> list[int]:
+        """Return the position of each shard for a push to tables, now made; -1 where nothing of it was read."""
         oldest: dict[int, int] = {}
-        for held in self._reads.values():
+        for table, held in self._reads.items():
+            if held.pushed and table not in tables:
+                continue
             held.pushed = True
             for shard, position in held.positions.items():
                 oldest[shard] = min(position, oldest.get(shard, position))

@@ -90,12 +90,16 @@ class ReplayedExchange:
         """See `interface.Fetching`."""
         return in_order(lambda some, places: self.fetch(some, places, clock), tables, out)
 
+    def forget(self) -> None:
+        """See `interface.Exchange`."""
+        self._reads.forget()
+
     def push(
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
     ) -> None:
         """See `interface.Exchange`."""
         outgoing = self._cutter.cut(dense, rows, keep=True)
-        reads = self._reads.pushed(self._job.shards)
+        reads = self._reads.pushed({*dense, *rows}, self._job.shards)
         self._sequence += 1
         written = self._actions.pushes.get(self._sequence)
         if written is None:  # it was killed before
