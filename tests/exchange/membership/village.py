@@ -128,7 +128,9 @@ class Village:
             if found := condition():
                 return found
             time.sleep(0.005)
-        raise AssertionError(f"it did not come to be; {self.status()}, {self.events()[-5:]}, {self.coordinator.errors[-20:]}")
+        raise AssertionError(
+            f"it did not come to be; {self.status()}, {self.events()[-5:]}, {self.coordinator.errors[-20:]}"
+        )
 
     def phase(self, name: str) -> dict[str, Any]:
         """Wait until the job is in this state; return its status."""
