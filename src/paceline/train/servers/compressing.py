@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.errors import ExchangeError
 from paceline.exchange.client.outgoing import Compressor
+from paceline.exchange.compress.feedback import Compression
 from paceline.exchange.job import Job
 
 
@@ -15,4 +15,4 @@ def compressor_of(text: str, job: Job) -> Compressor | None:
     """
     if text == "none":
         return None
-    raise ExchangeError(f"there is no codec '{text}'; server.compression is none.")
+    return Compression.of(job, text)
