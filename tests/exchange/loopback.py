@@ -152,6 +152,7 @@ class Member:
     servers: Loopback
     id: int
     fenced: bool = False
+    failure: str = ""
     waited: list[int] = field(default_factory=list)
 
     @property

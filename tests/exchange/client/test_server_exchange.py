@@ -18,6 +18,7 @@ from paceline.exchange.client.client import ServerExchange
 from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Interrupted, Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
+from paceline.exchange.membership.member import Fenced
 from tests.exchange.loopback import SECRET, Loopback, Member, begun, charter, loopback
 
 SGD = Rule("sgd", {"lr": 1.0})
@@ -249,7 +250,10 @@ def test_what_is_wrong_is_said() -> None:
         exchange.close()
         exchange, member = worker(there)
         member.fenced = True
-        with pytest.raises(ExchangeError, match="join again"):
+        with pytest.raises(Fenced, match="join again"):
+            dense(exchange)
+        member.fenced, member.failure = False, "all copies of shard 3 were lost"
+        with pytest.raises(ExchangeError, match="the job has failed: all copies of shard 3"):
             dense(exchange)
         exchange.close()
 

@@ -187,18 +187,23 @@ def ran(
                 time.sleep(0.05)
                 there.kill(server)
         assert [worker.result() for worker in workers] == [None] * 3
-        log = UpdateLog(directory.updates(1), 1)
-        for shard, applied in enumerate(there.applied):
-            log.append(
-                Record(1, shard, position, update.worker, update.sequence, staleness, update.tasks)
-                for position, (update, staleness) in enumerate(applied, start=1)
-            )
-        log.close()
-        writer = Snapshots(directory.snapshots, made)
-        files = {shard.number: writer.write(writer.take(shard, 1)) for shard in there.shards}
-        Manifest(1, made.clock(TASKS), TASKS, 1, files).write(directory.snapshot(1))
+        finish(there, directory, TASKS)
         assert sorted(task for update, _ in there.applied[0] for task in update.tasks) == list(range(TASKS))
     return directory
+
+
+def finish(there: Loopback, directory: Directory, tasks: int) -> None:
+    """Write what servers write."""
+    log = UpdateLog(directory.updates(1), 1)
+    for shard, applied in enumerate(there.applied):
+        log.append(
+            Record(1, shard, position, update.worker, update.sequence, staleness, update.tasks)
+            for position, (update, staleness) in enumerate(applied, start=1)
+        )
+    log.close()
+    writer = Snapshots(directory.snapshots, there.job)
+    files = {shard.number: writer.write(writer.take(shard, 1)) for shard in there.shards}
+    Manifest(1, there.job.clock(tasks), tasks, 1, files).write(directory.snapshot(1))
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp(2)", "bsp"])
@@ -224,6 +229,45 @@ def test_a_read_that_gave_way_gives_way_again(tmp_path: Path) -> None:
     directory = ran(job("bsp"), tmp_path, {}, gone_with=[0])
     assert any(None in read_actions(path).pulls.values() for path in directory.root.glob("actions/*"))
     assert replay(directory, work).difference is None
+
+
+def test_a_worker_that_left_pushed_what_it_still_had(tmp_path: Path) -> None:
+    def gathers(number: int, exchange: Fetching, dealer: Dealer) -> None:
+        gathered: list[Deal] = []
+        while (deal := dealer.next_task()).order is Order.TASK:
+            exchange.pull([1], [bias := torch.empty(9, dtype=torch.float64)], exchange.job.clock(deal.number))
+            gathered.append(deal)
+        exchange.push([deal.number for deal in gathered], {1: bias + 1}, {})
+        exchange.flush()
+        dealer.done(gathered)
+
+    made = job("asp")
+    directory = Directory(tmp_path)
+    directory.write(charter(made, 3))
+    write_initial(directory.snapshots, made, values())
+    shards = [load_shard(directory.snapshot(0), made, number) for number in range(made.shards)]
+    with loopback(made, 1, shards=shards) as there:
+        exchange = ServerExchange(charter(made, 3), there.member(), SECRET, directory)
+
+        class Leaving(Tasks):
+            def next_task(self) -> Deal:
+                return super().next_task() if self._next < 3 else Deal(Order.END)
+
+        class Unlogged:
+            def __init__(self) -> None:
+                self.tasks = Leaving(3)
+                self.logged = exchange.logged(self.tasks)
+
+            def next_task(self) -> Deal:  # who is asked to leave asks for no more
+                return (self.logged if self.tasks._next < 3 else self.tasks).next_task()
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(self.logged, name)
+
+        gathers(1, exchange, Unlogged())  # type: ignore[arg-type]
+        exchange.close()
+        finish(there, directory, 3)
+    assert replay(directory, gathers).difference is None
 
 
 def test_a_difference_is_named(one_run: Directory) -> None:

@@ -25,6 +25,7 @@ from paceline.exchange.client.routes import DenseRoutes, routed
 from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Dealer, Interrupted, Rows
 from paceline.exchange.job import DenseTable, Job, SparseTable
+from paceline.exchange.membership.member import Fenced
 from paceline.exchange.terms import Charter
 from paceline.exchange.view import Address, View
 from paceline.exchange.wire.connect import connect
@@ -45,6 +46,11 @@ class Membership(errands.Membership, Protocol):
     @property
     def fenced(self) -> bool:
         """Whether this worker was given up, and its tasks given to others."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """Why the job failed; empty where it did not."""
         ...
 
     def on_view(self, callback: Callable[[View], None]) -> None:
@@ -245,7 +251,9 @@ class ServerExchange:
         if self._closed:
             raise ConnectionLost("the exchange was closed.")
         if self._member.fenced:
-            raise ExchangeError(
+            raise Fenced(
                 f"worker {self._member.id} was given up because it was not heard of; its tasks are done by others. "
                 "It may join again, as a new worker."
             )
+        if self._member.failure:
+            raise ExchangeError(f"the job has failed: {self._member.failure}")

@@ -15,8 +15,8 @@ class _Read:
 class ReadPositions:
     """The oldest position of each shard that the next push rests on.
 
-    What was read since the push before counts, all of it: the gradients of several tasks may be in one push. So does the
-    last read of a table that is pushed to without: who pulls once for many tasks pushes older gradients each time.
+    What was read since the push before counts, all of it: the gradients of several tasks may be in one push. So does
+    the last read of a table that is pushed to without: who pulls once for many tasks pushes older gradients each time.
     """
 
     def __init__(self) -> None:

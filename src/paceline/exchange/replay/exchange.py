@@ -15,7 +15,7 @@ from paceline.exchange.client.pulls import DensePull, Pull, RowsPull
 from paceline.exchange.client.pushes import Push
 from paceline.exchange.client.reads import ReadPositions
 from paceline.exchange.client.routes import DenseRoutes, routed
-from paceline.exchange.interface import Deal, Interrupted, Pending, Rows
+from paceline.exchange.interface import Deal, Interrupted, Order, Pending, Rows
 from paceline.exchange.job import Job
 from paceline.exchange.replay.baton import Ended, Runner
 from paceline.exchange.replay.serial import Lines
@@ -24,17 +24,18 @@ from paceline.exchange.shard.shard import Shard
 
 
 class ReplayedDealer:
-    """Deals what was dealt. See `interface.Dealer`."""
+    """Deals what was dealt, then says that this was all. See `interface.Dealer`.
+
+    A worker that was asked to leave pushed what it still had, and so it does here; one that was killed did not, and
+    comes to a push that is not in its log.
+    """
 
     def __init__(self, actions: Actions) -> None:
         self._deals: Iterator[Deal] = iter(actions.deals)
 
     def next_task(self) -> Deal:
         """See `interface.Dealer`."""
-        deal = next(self._deals, None)
-        if deal is None:
-            raise Ended
-        return deal
+        return next(self._deals, Deal(Order.END))
 
     def done(self, deals: Sequence[Deal]) -> None:
         """See `interface.Dealer`."""
