@@ -41,6 +41,7 @@ class Citizen:
         self.id = id
         self.trusted = True
         self.fenced = False
+        self.failure = ""
         self.orphans = False
 
     @property
