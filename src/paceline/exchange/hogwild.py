@@ -53,6 +53,7 @@ class HogwildExchange:
         tables = memory.job.tables
         self._dense = {i: _Dense(memory, i, table) for i, table in enumerate(tables) if isinstance(table, DenseTable)}
         self._rows = {i: SharedRows(memory, i) for i, table in enumerate(tables) if isinstance(table, SparseTable)}
+        self._dtypes = [getattr(torch, table.dtype) for table in tables]
         self._counters = memory.array("updates")[:, 0]
         self._number = memory.next_worker()
         self._read = self._others()
@@ -79,7 +80,8 @@ class HogwildExchange:
         """See `Exchange`."""
         if not self._dense:
             self._read = self._others()
-        rows = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+        fits = out.is_contiguous() and out.dtype is self._dtypes[table]
+        rows = out if fits else torch.empty(out.shape, dtype=self._dtypes[table])
         self._rows[table].read(keys.numpy(), rows.numpy())
         if rows is not out:
             out.copy_(rows)
@@ -94,7 +96,7 @@ class HogwildExchange:
         for table, gradient in dense.items():
             self._dense[table].update(gradient)
         for table, (keys, gradients) in rows.items():
-            self._rows[table].update(keys.numpy(), gradients.detach().contiguous().numpy())
+            self._rows[table].update(keys.numpy(), gradients.detach().to(self._dtypes[table]).contiguous().numpy())
         self._staleness[1 << (self._others() - self._read).bit_length() >> 1] += 1
         self._counters[self._number] += 1
 

@@ -12,6 +12,8 @@ from paceline.exchange.hogwild_layout import columns
 from paceline.exchange.hogwild_memory import Memory
 from paceline.exchange.job import SparseTable
 from paceline.exchange.layout import mixed
+from paceline.exchange.table.choice import chosen
+from paceline.exchange.table.implementation import Implementation
 from paceline.exchange.table.initial import Beginning
 from paceline.exchange.table.rules import Array, rule_of
 from paceline.exchange.table.steps import Steps
@@ -25,9 +27,10 @@ class SharedRows:
     Args:
         memory: where it is.
         table: its index.
+        implementation: what computes; by default what there is.
     """
 
-    def __init__(self, memory: Memory, table: int) -> None:
+    def __init__(self, memory: Memory, table: int, implementation: Implementation | None = None) -> None:
         kept = memory.job.tables[table]
         assert isinstance(kept, SparseTable)
         self._memory = memory
@@ -35,6 +38,8 @@ class SharedRows:
         self._width = kept.width
         self._rule = rule_of(kept.rule)
         self._steps = Steps(self._rule)
+        self._implementation = implementation or chosen()
+        self._update = self._implementation.shared(self._rule, np.dtype(kept.dtype))
         self._beginning = Beginning.of(kept.initializer, memory.job.seed)
         self._index: NDArray[np.int32] = memory.array(f"{table}.index")
         self._keys: NDArray[np.int64] = memory.array(f"{table}.keys")
@@ -56,7 +61,7 @@ class SharedRows:
     def update(self, keys: NDArray[np.int64], gradients: Array) -> None:
         """Apply gradients of rows, which are made where there are none. keys: [n], each once; gradients: [n, width].
 
-        What others do to the same rows between their reading here and their writing is lost.
+        What others do to a row while it is updated here is lost.
 
         Raises:
             ExchangeError: there is no room for more rows.
@@ -65,14 +70,9 @@ class SharedRows:
         if (rows < 0).any():
             self._make(keys[rows < 0])
             rows = self._find(keys)
-        elements = len(self._rule.elements)
-        values, *state = (column[rows] for column in self._columns)
-        self._rule.advance(gradients, state[elements:])
-        self._steps.most_is(*map(torch.from_numpy, state[elements:]))
-        tables = [table.astype(values.dtype) for table in self._steps.tables]
-        self._rule.move(values, gradients, state[:elements], state[elements:], tables)
-        for column, changed in zip(self._columns, (values, *state), strict=True):
-            column[rows] = changed
+        columns = self._columns
+        self._steps.most_is(*(torch.from_numpy(steps[rows] + 1) for steps in columns[1 + len(self._rule.elements) :]))
+        self._update(rows, gradients, columns, self._steps.tables)
 
     def put(self, keys: NDArray[np.int64], kept: Sequence[Array]) -> None:
         """Write whole rows: what is kept of each, in the order of `all`. keys: [n], each once.
@@ -92,18 +92,9 @@ class SharedRows:
 
     def _find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row of each key, -1 where there is none."""
-        found = np.full(len(keys), -1, dtype=np.int64)
-        mask = len(self._index) - 1
-        waiting = np.arange(len(keys))
-        slots = self._homes(keys)
-        while waiting.size:
-            rows = self._index[slots].astype(np.int64) - 1
-            taken = rows >= 0
-            same = taken & (self._keys[rows] == keys[waiting])
-            found[waiting[same]] = rows[same]
-            going_on = taken & ~same
-            waiting, slots = waiting[going_on], (slots[going_on] + 1) & mask
-        return found
+        rows = np.empty(len(keys), dtype=np.int64)
+        self._implementation.find_shared(self._index, self._keys, np.ascontiguousarray(keys), rows)
+        return rows
 
     def _make(self, keys: NDArray[np.int64]) -> None:
         with self._memory.alone():

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,12 +19,15 @@ from paceline.errors import ExchangeError
 from paceline.exchange import hogwild_memory
 from paceline.exchange.hogwild import HogwildExchange
 from paceline.exchange.hogwild_memory import Memory
+from paceline.exchange.hogwild_rows import SharedRows
 from paceline.exchange.hogwild_snapshot import begin, write_snapshot
 from paceline.exchange.interface import Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.shard.snapshot import load_shard
 from paceline.exchange.shard.whole import gather, read_tables, write_initial
+from paceline.exchange.table.build import BuildError
+from paceline.exchange.table.choice import Choice
 from tests.exchange.hogwild.logistic import A9A, quality, read_a9a
 from tests.exchange.shard import jobs
 from tests.exchange.shard.limits import full_at
@@ -100,6 +104,29 @@ def test_one_worker_does_what_a_server_would(tmp_path: Path, rule: str, dtype: s
     copy = load_shard(tmp_path / "snapshots" / "1", job, 0)
     jobs.assert_equal_tables(shard, copy)
     assert copy.completed == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", [*RULES, "rowwise_adagrad"])
+def test_native_code_and_numpy_give_the_same_bits(tmp_path: Path, rule: str, dtype: str) -> None:
+    table = SparseTable("rows", 5, dtype, Rule(rule, RULES.get(rule, {})), ASP, Initializer("uniform", 0.3))
+    found = []
+    for choice in Choice:
+        try:
+            implementation = choice.make()
+        except BuildError as error:
+            pytest.skip(str(error))
+        memory = _memory(tmp_path / choice.value, Job((table,), shards=1))
+        rows = SharedRows(memory, 0, implementation)
+        random = np.random.default_rng(3)
+        for _ in range(30):
+            keys = random.choice(300, 40, replace=False)
+            rows.update(keys, random.normal(size=(40, 5)).astype(dtype))
+        read = np.empty((300, 5), dtype=dtype)
+        rows.read(np.arange(300), read)
+        found.append([read, *rows.all()[1], rows.all()[0]])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_run_goes_on_from_its_snapshot(tmp_path: Path) -> None:
@@ -216,9 +243,9 @@ def test_logistic_regression_converges(tmp_path: Path) -> None:
         SparseTable("weights", 1, rule=rule, consistency=ASP, initializer=Initializer()),
     )
     memory = _memory(tmp_path, Job(tables, shards=1))
-    figures = _figures(_processes(memory, *(("learn", A9A, worker, 2, 2) for worker in range(2))))
+    figures = _figures(_processes(memory, *(("learn", A9A, worker, 2) for worker in range(2))))
     found = gather(memory.job, [_shard(memory, tmp_path)])
     loss, auc = quality(read_a9a(Path(f"{A9A}.t")), found.dense["bias"], found.rows["weights"], found.keys["weights"])
     print(f"log loss {loss:.4f}, AUC {auc:.4f}, {figures}")
-    assert loss <= 0.326 and auc >= 0.9015
-    assert all(found["updates"] == 2 * (32561 // 2 // 8) for found in figures)
+    assert loss <= 0.326 and round(auc, 3) >= 0.902
+    assert all(found["updates"] == 32561 // 2 // 16 for found in figures)

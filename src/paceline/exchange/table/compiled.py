@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceline.exchange.table.implementation import DenseUpdate, Rows
+from paceline.exchange.table.implementation import DenseUpdate, Rows, SharedUpdate
 from paceline.exchange.table.initial import Beginning
 from paceline.exchange.table.rules import UpdateRule
 
@@ -21,12 +21,17 @@ class Compiled:
     def __init__(self, module: ModuleType) -> None:
         self._module = module
         self.route = module.route
+        self.find_shared = module.find_shared
         self.unique = module.unique
         self.sum_rows = module.sum_rows
 
     def dense(self, rule: UpdateRule, dtype: np.dtype[Any]) -> DenseUpdate:
         """See `Implementation`."""
         return partial(self._module.update_dense, rule.name, rule.constants())
+
+    def shared(self, rule: UpdateRule, dtype: np.dtype[Any]) -> SharedUpdate:
+        """See `Implementation`."""
+        return partial(self._module.update_shared, rule.name, rule.constants())
 
     def rows(self, width: int, dtype: np.dtype[Any], rule: UpdateRule, beginning: Beginning) -> Rows:
         """See `Implementation`."""

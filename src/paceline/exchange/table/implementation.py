@@ -15,6 +15,9 @@ _Array: TypeAlias = NDArray[Any]
 DenseUpdate: TypeAlias = Callable[[_Array, _Array, Sequence[_Array], Sequence[_Array], Sequence[_Array]], None]
 """Updates values and state in place: (values [n], gradient [n], element state [n], row state [1], tables by step)."""
 
+SharedUpdate: TypeAlias = Callable[[NDArray[np.int64], _Array, Sequence[_Array], Sequence[_Array]], None]
+"""Updates rows in place: (their numbers [n], each once, gradients [n, width], columns [all, ...], tables by step)."""
+
 
 class Rows(Protocol):
     """Rows by key. Arrays are contiguous and of the table's type.
@@ -71,6 +74,27 @@ class Implementation(Protocol):
 
     def rows(self, width: int, dtype: np.dtype[Any], rule: UpdateRule, beginning: Beginning) -> Rows:
         """Return an empty table of rows."""
+        ...
+
+    def shared(self, rule: UpdateRule, dtype: np.dtype[Any]) -> SharedUpdate:
+        """Return what updates rows in memory that other processes write to meanwhile."""
+        ...
+
+    def find_shared(
+        self,
+        index: NDArray[np.int32],
+        held: NDArray[np.int64],
+        keys: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> None:
+        """Write the row of each key in such memory, -1 where there is none.
+
+        Args:
+            index: by key, with open addressing from the lower bits of the mixed key: the row and 1, or 0.
+            held: the key of each row.
+            keys: to look for. [n]
+            rows: where they are. [n]
+        """
         ...
 
     def route(self, keys: NDArray[np.int64], order: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:

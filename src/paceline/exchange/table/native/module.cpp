@@ -5,6 +5,7 @@
 
 #include "route.hpp"
 #include "rows.hpp"
+#include "shared.hpp"
 
 namespace py = pybind11;
 
@@ -158,6 +159,32 @@ void update_dense(
 }
 
 template <typename T>
+void update_shared(
+    const std::string& name,
+    const paceline::Constants& constants,
+    const Keys& rows,
+    const Array<T>& gradients,
+    Arrays<T>& arrays,
+    const Arrays<double>& tables) {
+  check(!arrays.empty(), "there are no columns");
+  std::vector<Column<T>> columns;
+  for (auto& array : arrays) {
+    check(array.ndim() == 2 && array.shape(0) == arrays[0].shape(0), "columns are of several lengths");
+    columns.push_back({array.mutable_data(), static_cast<size_t>(array.shape(1))});
+  }
+  check_rows(rows, gradients, columns[0].width);
+  for (py::ssize_t i = 0; i < rows.size(); ++i) {
+    check(rows.data()[i] >= 0 && rows.data()[i] < arrays[0].shape(0), "there is no such row");
+  }
+  Steps steps;
+  if (tables.size() == 2) {
+    steps = {tables[0].data(), tables[1].data(), static_cast<size_t>(tables[0].size())};
+  }
+  py::gil_scoped_release release;
+  paceline::update_shared(name, constants, rows.data(), rows.size(), gradients.data(), columns, steps);
+}
+
+template <typename T>
 void bind_type(py::module_& m, const char* rows) {
   bind_rows<T>(m, rows);
   m.def(
@@ -169,6 +196,15 @@ void bind_type(py::module_& m, const char* rows) {
       py::arg("gradient").noconvert(),
       py::arg("elements").noconvert(),
       py::arg("rows").noconvert(),
+      py::arg("tables").noconvert());
+  m.def(
+      "update_shared",
+      &update_shared<T>,
+      py::arg("rule"),
+      py::arg("constants"),
+      py::arg("rows").noconvert(),
+      py::arg("gradients").noconvert(),
+      py::arg("columns").noconvert(),
       py::arg("tables").noconvert());
   m.def(
       "sum_rows",
@@ -205,6 +241,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("keys").noconvert(),
       py::arg("order").noconvert(),
       py::arg("offsets").noconvert());
+  m.def(
+      "find_shared",
+      [](const Array<int32_t>& index, const Keys& held, const Keys& keys, Keys& rows) {
+        const auto slots = static_cast<size_t>(index.size());
+        check(std::has_single_bit(slots), "an index has a power of two of slots");
+        check(rows.size() == keys.size(), "keys and rows do not fit");
+        int64_t* to = rows.mutable_data();
+        py::gil_scoped_release release;
+        paceline::find_shared(index.data(), slots, held.data(), keys.data(), keys.size(), to);
+      },
+      py::arg("index").noconvert(),
+      py::arg("held").noconvert(),
+      py::arg("keys").noconvert(),
+      py::arg("rows").noconvert());
   m.def(
       "unique",
       [](const Keys& keys, Keys& places) {

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.exchange.table.implementation import DenseUpdate, Rows
+from paceline.exchange.table.implementation import DenseUpdate, Rows, SharedUpdate
 from paceline.exchange.table.initial import Beginning
 from paceline.exchange.table.portable import route as routing
+from paceline.exchange.table.portable import shared
 from paceline.exchange.table.portable.dense import update_dense
 from paceline.exchange.table.portable.rows import PortableRows
 from paceline.exchange.table.rules import UpdateRule
@@ -18,6 +19,7 @@ from paceline.exchange.table.rules import UpdateRule
 class Portable:
     """Tables in numpy."""
 
+    find_shared = staticmethod(shared.find)
     route = staticmethod(routing.route)
     unique = staticmethod(routing.unique)
     sum_rows = staticmethod(routing.sum_rows)
@@ -25,6 +27,10 @@ class Portable:
     def dense(self, rule: UpdateRule, dtype: np.dtype[Any]) -> DenseUpdate:
         """See `Implementation`."""
         return partial(update_dense, rule)
+
+    def shared(self, rule: UpdateRule, dtype: np.dtype[Any]) -> SharedUpdate:
+        """See `Implementation`."""
+        return partial(shared.update, rule)
 
     def rows(self, width: int, dtype: np.dtype[Any], rule: UpdateRule, beginning: Beginning) -> Rows:
         """See `Implementation`."""
