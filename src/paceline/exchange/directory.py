@@ -7,6 +7,7 @@
     updates/server-N.log what server N applied, in order (`shard.log`)
     actions/worker-N.jsonl  what worker N read, computed and pushed (`client.actions`)
     snapshots/N/         snapshot N; 0 is what the job began with
+    sockets/             Unix sockets of servers on this host
 
 Servers that do not share a file system keep theirs, and bring snapshots together by other means.
 """
@@ -53,6 +54,11 @@ class Directory:
     def snapshots(self) -> Path:
         """Directory of snapshots."""
         return self.root / "snapshots"
+
+    @property
+    def sockets(self) -> Path:
+        """Unix sockets of servers."""
+        return self.root / "sockets"
 
     def snapshot(self, number: int) -> Path:
         """A snapshot."""

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import ExchangeError
-from paceline.exchange.job import Job, SparseTable
+from paceline.exchange.compress.names import decode
+from paceline.exchange.job import Job, SparseTable, Table
 from paceline.exchange.messages import Payload, unpacked
 from paceline.exchange.updates import Part, Update
 from paceline.exchange.wire.frame import Frame
@@ -87,10 +89,21 @@ def _decoded(part: Coded, job: Job) -> Part:
     keys = part.tensors[0] if rows else None
     coded = part.tensors[1:] if rows else part.tensors
     if part.codec:
-        raise ExchangeError(f"there is no codec {part.codec}.")
+        return Part(part.table, keys, _opened(part, table, keys, coded))
     if len(coded) != 1:
         raise ExchangeError(f"an update of table {table.name} came with {len(coded)} tensors of values; it has one.")
     return Part(part.table, keys, coded[0])
+
+
+def _opened(part: Coded, table: Table, keys: Tensor | None, coded: Sequence[Tensor]) -> Tensor:
+    """Return the values that a codec was given."""
+    if isinstance(table, SparseTable):
+        there, width = len(keys) if keys is not None else 0, [table.width]
+    else:
+        there, width = table.count, []
+    if part.size > there:
+        raise ExchangeError(f"an update of table {table.name} is said to be of {part.size} values of {there}.")
+    return decode(part.codec, coded, (part.size, *width), getattr(torch, table.dtype))
 
 
 def pushed(frame: Frame, job: Job, *, borrowed: bool) -> list[Entry]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from paceline.errors import ExchangeError
 from paceline.exchange.job import Job
@@ -22,6 +22,8 @@ from paceline.exchange.server.requests import NotYet, Read, Refused
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied, Update
 from paceline.exchange.view import Address, Move, View
+
+_T = TypeVar("_T")
 
 _NEWER_VIEW_S: Final = 2.0
 """How long a request of a later epoch than this server's waits for its view."""
@@ -200,6 +202,20 @@ class Keeper:
             self._enter(epoch)
             raise NotYet(())
 
+    def captured(self, shard: int, clock: int, capture: Callable[[Shard], _T]) -> _T | None:
+        """Return what `capture` makes of a shard that has all tasks of clocks below `clock`, between two updates.
+
+        None where this server does not answer for the shard any more.
+        """
+        with self.lock:
+            while True:
+                replica = self.replicas.get(shard)
+                if replica is None or not replica.place.tail:
+                    return None
+                if replica.shard.completed >= clock:
+                    return capture(replica.shard)
+                self._changed.wait()
+
     def adopt(self, view: View, loaded: Mapping[int, Shard]) -> None:
         """Go by a new view. loaded: the shards that this server is to hold from the start."""
         with self._telling() as told:
@@ -233,6 +249,7 @@ class Keeper:
             for replica in self.replicas.values():
                 replica.drop()
             self.replicas.clear()
+            self._changed.notify_all()
         for outlet in outlets:
             outlet.close()
 

@@ -88,7 +88,6 @@ class Server:
         self._gone_bytes = (0, 0)
         self._closed = threading.Event()
         self._complete: queue.SimpleQueue[Move | None] = queue.SimpleQueue()
-        self._joined = member.view.epoch
         self.keeper = Keeper(
             charter.job,
             member.id,
@@ -187,7 +186,7 @@ class Server:
     def _adopt(self, view: View) -> None:
         keeper = self.keeper
         missing = unloaded(view, keeper.server, keeper.held)
-        if missing and self._joined > view.first:
+        if missing and keeper.view.chains:
             raise ExchangeError(
                 f"epoch {view.epoch} has server {keeper.server} hold shards {missing}, which nobody copied to it."
             )

@@ -1,0 +1,58 @@
+"""Shards on their way to a snapshot: copied between two updates, written while the server goes on."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from typing import Protocol
+
+from paceline.errors import ExchangeError
+from paceline.exchange.membership.member import SnapshotRequest
+from paceline.exchange.server.keeper import Keeper
+from paceline.exchange.shard.snapshot import Snapshots
+
+_log = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Who hears what became of a request; see `membership.Member`."""
+
+    def snapshot_written(self, number: int, shard: int, name: str) -> None:
+        """A shard is in a snapshot; name: of its file there."""
+        ...
+
+    def snapshot_failed(self, number: int, why: str) -> None:
+        """A snapshot cannot be made."""
+        ...
+
+
+class SnapshotWriter:
+    """Writes what is requested, one shard after the other. `run` is for a thread of its own."""
+
+    def __init__(self, keeper: Keeper, snapshots: Snapshots, listener: Listener) -> None:
+        self._keeper, self._snapshots, self._listener = keeper, snapshots, listener
+        self._requests: queue.SimpleQueue[SnapshotRequest | None] = queue.SimpleQueue()
+
+    def request(self, request: SnapshotRequest) -> None:
+        """Have shards written; returns at once."""
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """End `run` once the shard that is being written is."""
+        self._requests.put(None)
+
+    def run(self) -> None:
+        """Write until `close`."""
+        while (request := self._requests.get()) is not None:
+            for shard in request.shards:
+                try:
+                    self._write(request.number, request.clock, shard)
+                except ExchangeError as error:
+                    _log.warning("snapshot %d: %s", request.number, error)
+                    self._listener.snapshot_failed(request.number, str(error))
+                    break
+
+    def _write(self, number: int, clock: int, shard: int) -> None:
+        taken = self._keeper.captured(shard, clock, lambda kept: self._snapshots.take(kept, number))
+        if taken is not None:  # else another server answers for it now, and will be asked
+            self._listener.snapshot_written(number, shard, self._snapshots.write(taken))

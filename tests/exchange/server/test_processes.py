@@ -1,0 +1,146 @@
+"""Servers as processes: killed, stopped, sent away and joined by others while workers push; then all is replayed."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.exchange.replay.whole import replay
+from paceline.exchange.terms import Terms
+from tests.exchange.chaos.cast import Cast, Nursery, cast
+from tests.exchange.chaos.toil import Toil, job
+
+
+@pytest.fixture(autouse=True)
+def _stacks() -> Iterator[None]:
+    faulthandler.dump_traceback_later(170, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+def check(play: Cast) -> None:
+    """What is on disk at the end is what the logs say, computed once more."""
+    outcome = replay(play.directory, lambda worker, exchange, dealer: Toil(exchange, dealer).run())
+    assert outcome.difference is None
+    assert outcome.updates == play.charter.terms.tasks * play.charter.job.shards
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
+def test_a_server_is_killed_and_another_joins_and_one_leaves(nursery: Nursery) -> None:
+    with cast(nursery, job("asp", replication=2), Terms(600, servers=3, workers=1)) as play:
+        servers = [play.server() for _ in range(3)]
+        for _ in range(2):
+            play.worker()
+        play.more(20)
+        servers[0].send(signal.SIGKILL)
+        play.more(20)
+        servers.append(play.server())
+        play.more(20)
+        servers[1].send(signal.SIGTERM)
+        assert servers[1].end() == 0
+        play.settle(2)
+        play.finish()
+        check(play)
+        assert [event["role"] for event in play.died] == ["server"]
+
+
+@pytest.mark.parametrize("replication", [2, 3])
+@pytest.mark.parametrize("victim", ["head", "tail"])
+def test_a_server_is_killed(nursery: Nursery, victim: str, replication: int) -> None:
+    with cast(nursery, job("ssp(2)", replication=replication), Terms(300, servers=replication)) as play:
+        servers = [play.server() for _ in range(replication)]
+        for _ in range(2):
+            play.worker()
+        play.more(20)
+        chain = play.status()["view"]["chains"][0]
+        killed = chain[0 if victim == "head" else -1]
+        next(server for server in servers if killed in server.ids).send(signal.SIGKILL)
+        play.more(50)
+        play.finish()
+        check(play)
+
+
+def test_a_server_that_was_stopped_for_long_joins_anew(nursery: Nursery) -> None:
+    with cast(nursery, job("asp", replication=2), Terms(600, servers=2, lease_s=1.0)) as play:
+        servers = [play.server() for _ in range(2)]
+        for _ in range(2):
+            play.worker()
+        play.more(20)
+        servers[0].send(signal.SIGSTOP)
+        play.wait(lambda: play.died, "an eviction")
+        play.more(20)
+        servers[0].send(signal.SIGCONT)
+        play.wait(lambda: len(servers[0].ids) == 2, "a new beginning")
+        play.settle(2)
+        play.more(20)
+        play.finish()
+        check(play)
+        assert "joins anew" in servers[0].said
+
+
+def test_a_server_that_was_stopped_for_a_moment_goes_on(nursery: Nursery) -> None:
+    with cast(nursery, job("bsp", replication=2), Terms(400, servers=2, lease_s=5.0)) as play:
+        servers = [play.server() for _ in range(2)]
+        for _ in range(2):
+            play.worker()
+        play.more(20)
+        servers[0].send(signal.SIGSTOP)
+        play.limit(400)
+        play.wait(lambda: play.silent(servers[0].ids[0]) > 3.0, "three seconds of silence")
+        servers[0].send(signal.SIGCONT)
+        play.finish()
+        check(play)
+        assert not play.died
+
+
+def test_the_coordinator_is_killed_and_started_again(nursery: Nursery) -> None:
+    with cast(nursery, job("asp", replication=2), Terms(500, servers=2, snapshot_every=50)) as play:
+        servers = [play.server() for _ in range(2)]
+        for _ in range(2):
+            play.worker()
+        for _ in range(2):
+            play.more(20)
+            play.coordinator.send(signal.SIGKILL)
+            assert play.coordinator.end() == -signal.SIGKILL
+            play.start_coordinator()
+        play.more(20)
+        servers.append(play.server())
+        play.more(20)
+        servers[0].send(signal.SIGTERM)
+        assert servers[0].end() == 0
+        play.finish()
+        check(play)
+        assert len(play.events("recovered")) == 2 and not play.died
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_job_of_one_copy_moves_to_other_servers(nursery: Nursery, transport: str) -> None:
+    with cast(nursery, job("ssp(1)", replication=1), Terms(300), transport=transport) as play:
+        first = play.server()
+        play.worker()
+        play.more(10)
+        play.server()
+        play.more(10)
+        first.send(signal.SIGTERM)
+        assert first.end() == 0
+        play.more(10)
+        play.finish()
+        check(play)
+
+
+def test_a_server_that_fails_ends_with_its_reason(nursery: Nursery) -> None:
+    with cast(nursery, job("asp", replication=1), Terms(300)) as play:
+        for file in play.directory.snapshot(0).glob("*.safetensors"):
+            file.write_bytes(b"")
+        server = play.server()
+        assert server.end() == 2
+        assert "safetensors" in server.said.splitlines()[-1]
