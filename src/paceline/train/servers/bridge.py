@@ -18,7 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paceline.errors import ConnectionLost, ExchangeError, PacelineError
+from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.client.client import ServerExchange
 from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Dealer, Exchange, Order
@@ -29,6 +29,7 @@ from paceline.exchange.membership.seats import Role
 from paceline.exchange.shard.manifest import whole_snapshots
 from paceline.exchange.shard.whole import read_tables
 from paceline.train.rundir import RunDirectory
+from paceline.train.servers.processes import end_with
 from paceline.train.servers.rundir import exchange_of
 
 _POLL_S: Final = 0.02
@@ -158,11 +159,7 @@ def main() -> None:
         parser.add_argument(name, type=int, required=True)
     given = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    try:
-        bridge(RunDirectory(given.run), given.group, given.groups, given.every)
-    except PacelineError as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from error
+    end_with(lambda: bridge(RunDirectory(given.run), given.group, given.groups, given.every))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError, RankFailed
+from paceline.errors import RankFailed
 from paceline.runtime.job.launch import launch
 from paceline.runtime.job.rendezvous import join
 from paceline.train.recipe import Recipe, load_recipe
@@ -22,7 +22,7 @@ from paceline.train.rundir import RunDirectory
 from paceline.train.servers.crew import Leader, follow
 from paceline.train.servers.labour import Leaving, labour
 from paceline.train.servers.parts import build_parts
-from paceline.train.servers.processes import START_AGAIN
+from paceline.train.servers.processes import START_AGAIN, end_with
 from paceline.train.servers.rundir import exchange_of
 
 
@@ -33,20 +33,18 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--group", type=int)
     given = parser.parse_args()
-    run = RunDirectory(given.run)
-    try:
-        recipe = load_recipe(run.config)
-        if recipe.launch == "processes" and recipe.mesh.size > 1:
-            _lead_ranks(run, recipe, given.index, given.group)
-            return
-        _listen_to_signals()
-        leaving = Leaving()
-        job = exchange_of(run, given.group).read().job
-        parts = build_parts(recipe, job, _device_of(recipe, given.index), given.group or 0)
-        labour(run, recipe, given.group, parts, leaving)
-    except PacelineError as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from error
+    end_with(lambda: _work(RunDirectory(given.run), given.index, given.group))
+
+
+def _work(run: RunDirectory, index: int, group: int | None) -> None:
+    recipe = load_recipe(run.config)
+    if recipe.launch == "processes" and recipe.mesh.size > 1:
+        _lead_ranks(run, recipe, index, group)
+        return
+    _listen_to_signals()
+    leaving = Leaving()
+    parts = build_parts(recipe, exchange_of(run, group).read().job, _device_of(recipe, index), group or 0)
+    labour(run, recipe, group, parts, leaving)
 
 
 def _lead_ranks(run: RunDirectory, recipe: Recipe, index: int, group: int | None) -> None:

@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
+
+from paceline.errors import PacelineError
 
 START_AGAIN: Final = 75
 """Exit code of a process that was well, and whose own processes were killed (EX_TEMPFAIL of sysexits.h)."""
@@ -120,6 +123,27 @@ class Children:
             child.send(signal.SIGKILL)
             child.wait()
             self.forget(child)
+
+
+def end_with(work: Callable[[], None]) -> NoReturn:
+    """Do the work of a process and end it, with what is wrong in its log and in its exit code.
+
+    Without tearing down: whatever thread waits for somebody who is gone is not waited for.
+    """
+    code = 0
+    try:
+        work()
+    except PacelineError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        code = error.exit_code
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # a fault of ours keeps its traceback
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _dies_with_parent() -> Callable[[], None] | None:
