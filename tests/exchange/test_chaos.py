@@ -1,0 +1,47 @@
+"""A job of processes through whatever happens: its result is what its logs say, and nothing is lost or doubled.
+
+PACELINE_CHAOS_S: for how many seconds things happen; few by default, as the machine has other tests to run.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.exchange.terms import Terms
+from tests.exchange.chaos.cast import Nursery, cast
+from tests.exchange.chaos.findings import check
+from tests.exchange.chaos.script import Script
+from tests.exchange.chaos.toil import job
+
+SECONDS = float(os.environ.get("PACELINE_CHAOS_S", "12"))
+TASKS_PER_S = 20
+
+
+@pytest.fixture(autouse=True)
+def _stacks() -> Iterator[None]:
+    faulthandler.dump_traceback_later(240 + 3 * SECONDS, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.mark.parametrize(("consistency", "seed"), [("asp", 1), ("ssp(2)", 2), ("bsp", 3)])
+def test_whatever_happens(consistency: str, seed: int) -> None:
+    nursery = Nursery()
+    terms = Terms(int(SECONDS * TASKS_PER_S) // 2 * 2 + 40, servers=3, workers=1, lease_s=1.5, snapshot_every=100)
+    with cast(nursery, job(consistency, replication=2), terms) as play:
+        script = Script(play, SECONDS, TASKS_PER_S, random.Random(seed))
+        script.servers += [play.server() for _ in range(3)]
+        script.workers += [play.worker(0.01) for _ in range(2)]
+        play.wait(lambda: play.status()["view"]["chains"], "a beginning")
+        script.run()
+        if not any(worker.lives for worker in script.workers):
+            script.workers.append(play.worker(0.01))
+        print(dict(script.done))
+        play.finish()
+        check(play)
+    nursery.close()
