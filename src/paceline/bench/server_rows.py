@@ -120,10 +120,11 @@ def _made(implementation: Implementation, keys: Tensor, width: int, rule: str) -
     """Return a table that has these rows, and the seconds that making them took."""
     table = Sparse(width, torch.float32, Rule(rule), Initializer("uniform", 0.01), 0, implementation)
     gradients = torch.ones(1 << 16, width)
-    start = time.thread_time()
-    for part in keys.split(len(gradients)):
+    began = time.thread_time()
+    for start in range(0, len(keys), len(gradients)):
+        part = keys[start : start + len(gradients)]
         table.update(part, gradients[: len(part)])
-    return table, time.thread_time() - start
+    return table, time.thread_time() - began
 
 
 def _timed(table: Sparse, keys: Tensor, batches: Sequence[NDArray[np.int64]], width: int) -> Times:
