@@ -75,7 +75,7 @@ def test_padding_is_neither_asked_for_nor_filled():
     example = {"keys": torch.tensor([[7, 0], [-3, 7]]), "labels": torch.zeros(2)}
     working = WorkingSet(Wide(1), TABLES, example)
     taken = working.take(example)
-    assert taken.keys["embedding.weight"].tolist() == [-3, 7] and taken.batch["keys"].tolist() == [[2, 0], [1, 2]]
+    assert taken.keys["embedding.weight"].tolist() == [7, -3] and taken.batch["keys"].tolist() == [[1, 0], [2, 1]]
     assert working.capacities == {"weight.weight": 5, "embedding.weight": 5}
     assert working.widths == {"weight.weight": 1, "embedding.weight": 3}
     working.fill(taken, {"embedding.weight": torch.ones(2, 3)})
@@ -100,7 +100,7 @@ def test_a_vector_is_a_table_of_width_one_and_a_tuple_is_a_batch():
     working.fill(taken, {"weight": torch.tensor([[1.0], [2.0]])})
     loss = working.module(*taken.batch)
     loss.backward()
-    assert loss.item() == pytest.approx((F.softplus(torch.tensor(3.0)) + F.softplus(torch.tensor(-2.0))).item() / 2)
+    assert loss.item() == pytest.approx((F.softplus(torch.tensor(3.0)) + F.softplus(torch.tensor(-4.0))).item() / 2)
     assert working.gradients(taken)["weight"].values.shape == (2, 1)
 
 

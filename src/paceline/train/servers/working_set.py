@@ -1,9 +1,9 @@
 """Working sets: of tables with more rows than fit, a replica holds the rows that its batch asks for.
 
 A sparse table of the user's module is a parameter [rows, width] (or [rows]) that a tensor of the batch points into.
-Here it becomes one of [capacity, width], and the batch's keys become positions in it: the least key is at the first
-position, and so on. So keys may be any 64-bit numbers, and what the module sees has the shapes it was captured with:
-the capacity is fixed, and no batch of the captured size asks for more.
+Here it becomes one of [capacity, width], and the batch's keys become positions in it, in the order in which they first
+come. So keys may be any 64-bit numbers, and what the module sees has the shapes that it was captured with: the capacity
+is fixed, and no batch of the captured size asks for more.
 
 The module need not be built with room for all rows; one row will do. Knows the module and batches, no servers.
 """
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ExchangeError, nearest
 from paceline.exchange.interface import Rows
+from paceline.exchange.table.route import unique_keys
 from paceline.program.capture import Batch
 
 
@@ -26,7 +27,7 @@ class Taken(NamedTuple):
 
     Attributes:
         batch: with positions in place of keys.
-        keys: what each table is asked for, by its name: [n] int64, rising, each once, padding left out.
+        keys: what each table is asked for, by its name: [n] int64, each once, padding left out.
     """
 
     batch: Batch
@@ -176,15 +177,15 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 def _positions(keys: Tensor, first: int, name: str | int) -> tuple[Tensor, Tensor]:
-    """Return the different keys, rising, and the position of each given one. keys: any shape -> [n], that shape."""
+    """Return the different keys, and the position of each given one. keys: any shape -> [n], that shape."""
     if keys.is_floating_point() or keys.dtype == torch.bool:
         raise ExchangeError(f"'{name}' of the batch points into a sparse table and is {keys.dtype}; keys are int64.")
-    different, positions = torch.unique(keys.long(), return_inverse=True)
-    if not first:
-        return different, positions
-    real = different != 0  # which need not be the least: hashed keys may be below 0
-    places = torch.where(real, torch.cumsum(real, 0), 0)
-    return different[real], places[positions]
+    different, positions = unique_keys(keys.reshape(-1).long().cpu())
+    if first:
+        real = different != 0
+        positions = torch.where(real, torch.cumsum(real, 0), 0)[positions]
+        different = different[real]
+    return different, positions.view(keys.shape).to(keys.device)
 
 
 def _of(batch: Batch, key: str | int) -> Tensor:
