@@ -195,10 +195,11 @@ class ServerExchange:
         held = self._job.tables[table]
         if not isinstance(held, SparseTable):
             raise ExchangeError(f"{held.name} is a dense table: it is read whole.")
-        if keys.dtype != torch.int64 or out.shape != (len(keys), held.width) or out.dtype != getattr(torch, held.dtype):
+        shape, dtype = (len(keys), held.width), getattr(torch, held.dtype)
+        if keys.dtype != torch.int64 or out.shape != shape or out.dtype != dtype or not out.is_contiguous():
             raise ExchangeError(
                 f"rows of {held.name}: {len(keys)} keys of {keys.dtype} into {list(out.shape)} of {out.dtype}; the "
-                f"table has int64 keys and rows of {held.width} {held.dtype}."
+                f"table has int64 keys, and rows of {held.width} {held.dtype} are read into a contiguous tensor."
             )
         self._number += 1
         return RowsPull(self._number, table, routed(keys, self._job.shards), out, clock)
@@ -240,6 +241,7 @@ class ServerExchange:
             push = self._outstanding[0]
             self._errands.finish(push)
             self._outstanding.popleft()
+            self._cutter.done(push.outgoing)
             self._figures.acknowledged(push.staleness.values())
 
     def _adopt(self, view: View) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.errors import ExchangeError
 from paceline.exchange.client.pulls import rows_slices
-from paceline.exchange.client.routes import DenseRoutes, RoutedKeys, joined, routed
+from paceline.exchange.client.routes import DenseRoutes, RoutedKeys, gathered, joined, routed
 from paceline.exchange.interface import Rows
 from paceline.exchange.job import DenseTable, Job, SparseTable
 from paceline.exchange.messages import Payload, Slice
@@ -69,6 +69,7 @@ class Cutter:
 
     def __init__(self, job: Job, routes: DenseRoutes, compression: Compressor | None = None) -> None:
         self._job, self._routes, self._compression = job, routes, compression
+        self._spare: dict[tuple[torch.dtype, int], list[Tensor]] = {}
 
     def cut(self, dense: Mapping[int, Tensor], rows: Mapping[int, Rows], keep: bool) -> Outgoing:
         """Cut gradients up.
@@ -83,7 +84,15 @@ class Cutter:
         """
         by_shard = [held for table, values in sorted(dense.items()) for held in self._dense(table, values, keep)]
         by_shard.sort(key=lambda held: held.shard)
-        return Outgoing(by_shard, [self._rows(table, given) for table, given in sorted(rows.items())])
+        kept = (
+            [values for held in by_shard if not held.payload.codec for values in held.payload.tensors] if keep else []
+        )
+        return Outgoing(by_shard, [self._rows(table, given) for table, given in sorted(rows.items())], kept)
+
+    def done(self, outgoing: Outgoing) -> None:
+        """A push is acknowledged: the memory that it was kept in is for later ones."""
+        for values in outgoing.kept:
+            self._spare.setdefault((values.dtype, len(values)), []).append(values)
 
     def _dense(self, table: int, values: Tensor, keep: bool) -> Iterator[_Dense]:
         held = self._job.tables[table] if table < len(self._job.tables) else None
@@ -101,8 +110,12 @@ class Cutter:
             if codec and self._compression is not None:
                 tensors = self._compression.encode(table, piece.shard, mine)
             else:
-                tensors = (mine.clone() if keep and len(piece.ranges) == 1 else mine,)
+                tensors = (self._copied(mine) if keep else mine,)
             yield _Dense(Payload(table, codec, (Slice(piece.shard, 0, piece.count),), tensors), piece.shard)
+
+    def _copied(self, values: Tensor) -> Tensor:
+        spare = self._spare.get((values.dtype, len(values)))
+        return (spare.pop() if spare else torch.empty_like(values)).copy_(values)
 
     def _rows(self, table: int, given: Rows) -> _Rows:
         held = self._job.tables[table] if table < len(self._job.tables) else None
@@ -116,7 +129,7 @@ class Cutter:
                 f"int64 keys and [{len(keys)}, {held.width}] of {held.dtype}."
             )
         sorted_keys = routed(keys, self._job.shards)
-        ordered = values.detach()[sorted_keys.order]
+        ordered = gathered(values.detach(), sorted_keys.order)
         codec = 0 if self._compression is None else self._compression.number(table)
         if not codec or self._compression is None:
             return _Rows(table, sorted_keys, ordered, 0, {})
@@ -128,9 +141,15 @@ class Cutter:
 
 
 class Outgoing:
-    """A push, by shard."""
+    """A push, by shard.
 
-    def __init__(self, dense: Sequence[_Dense], rows: Sequence[_Rows]) -> None:
+    Args:
+        dense, rows: what it has.
+        kept: of the memory that it is in, what is for other pushes afterwards.
+    """
+
+    def __init__(self, dense: Sequence[_Dense], rows: Sequence[_Rows], kept: Sequence[Tensor]) -> None:
+        self.kept = kept
         self._dense: dict[int, list[Payload]] = {}
         for held in dense:
             self._dense.setdefault(held.shard, []).append(held.payload)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.errors import ExchangeError
 from paceline.exchange.client.errands import Errand
-from paceline.exchange.client.routes import DenseRoutes, DenseSlice, RoutedKeys, joined
+from paceline.exchange.client.routes import DenseRoutes, DenseSlice, RoutedKeys, joined, scatter
 from paceline.exchange.messages import Kind, Payload, Slice, packed
 from paceline.exchange.view import View
 from paceline.exchange.wire.frame import Frame, Meta
@@ -77,7 +77,7 @@ class DensePull(Pull):
     ) -> None:
         self._slices: dict[int, list[tuple[DenseSlice, Tensor]]] = {}
         for table, values in zip(tables, out, strict=True):
-            flat = values.view(-1)
+            flat = values.detach().view(-1)
             for held in routes.of(table):
                 self._slices.setdefault(held.shard, []).append((held, flat))
         super().__init__(number, tables, clock, self._slices)
@@ -118,12 +118,12 @@ class RowsPull(Pull):
 
     Args:
         keys: as they are in shards.
-        out: [n, width], rows in the order in which keys were given.
+        out: [n, width], contiguous; rows in the order in which keys were given.
     """
 
     def __init__(self, number: int, table: int, keys: RoutedKeys, out: Tensor, clock: int) -> None:
         super().__init__(number, (table,), clock, keys.shards)
-        self._keys, self._out, self.rows = keys, out, len(keys.keys)
+        self._keys, self._out, self.rows = keys, out.detach(), len(keys.keys)
 
     def frame(self, shards: Sequence[int]) -> Frame:
         """See `Errand`."""
@@ -138,7 +138,7 @@ class RowsPull(Pull):
         (values,) = answer.tensors
         if values.dtype != self._out.dtype or values.shape != (len(order), *self._out.shape[1:]):
             raise ExchangeError("a server answered a read of rows with another type or shape than that of the table.")
-        self._out.index_copy_(0, order, values)
+        scatter(values, order, self._out)
         self.note(shards, answer)
 
     def read(self, number: int, shard: Shard) -> None:
@@ -146,7 +146,7 @@ class RowsPull(Pull):
         begin, end = self._keys.bounds[number : number + 2]
         values = self._out.new_empty((end - begin, *self._out.shape[1:]))
         shard.read_rows(self.tables[0], self._keys.keys[begin:end], values)
-        self._out.index_copy_(0, self._keys.order[begin:end], values)
+        scatter(values, self._keys.order[begin:end], self._out)
 
 
 def rows_slices(keys: RoutedKeys, shards: Sequence[int]) -> tuple[Slice, ...]:

@@ -23,6 +23,7 @@ class Push(Errand):
         outgoing: the gradients.
 
     Attributes:
+        outgoing: see there.
         staleness: of each shard that has acknowledged it.
     """
 
@@ -39,7 +40,7 @@ class Push(Errand):
         self.sequence, self.tasks = sequence, tuple(tasks)
         self.staleness: dict[int, int] = {}
         self._worker, self._weight = worker, weight
-        self._reads, self._outgoing = reads, outgoing
+        self._reads, self.outgoing = reads, outgoing
 
     def holder(self, view: View, shard: int) -> int:
         """The head: the one master."""
@@ -47,7 +48,7 @@ class Push(Errand):
 
     def frame(self, shards: Sequence[int]) -> Frame:
         """See `Errand`."""
-        payloads = self._outgoing.payloads(shards)
+        payloads = self.outgoing.payloads(shards)
         numbers = [len(self.tasks), *self.tasks, len(shards)]
         for shard in shards:
             numbers += (shard, self._reads[shard])
