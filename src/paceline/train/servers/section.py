@@ -9,12 +9,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from paceline.documents.complaints import complaint
 from paceline.errors import ExchangeError, RecipeError, nearest
+from paceline.exchange.compress.names import parse
 from paceline.exchange.job import Consistency, Initializer, Mode
 from paceline.train.sections import Count, Flag, OpenSection, Section
 from paceline.train.servers.rules import rule_of
 
 HOGWILD: Final = "hogwild"
 """The consistency that is none: workers of one host write to the same memory, without locks and without servers."""
+
+AUTO: Final = "auto"
+"""The compression that workers choose themselves."""
 
 _INITIALIZERS: Final = ("zeros", "normal", "uniform")
 
@@ -42,6 +46,15 @@ def _initializer(text: str) -> str:
     except ExchangeError as error:
         raise complaint(str(error)) from error
     return text
+
+
+def _compression(text: str) -> str:
+    if text.strip() == AUTO:
+        return AUTO
+    try:
+        return str(parse(text))
+    except ExchangeError as error:
+        raise complaint(f"{error} It may also be {AUTO}: by the speed of the link.") from error
 
 
 def _consistency(text: str) -> str:
@@ -75,6 +88,7 @@ def _tables(value: Any) -> Any:
 
 ConsistencyText = Annotated[str, AfterValidator(_consistency)]
 InitializerText = Annotated[str, AfterValidator(_initializer)]
+CompressionText = Annotated[str, AfterValidator(_compression)]
 
 
 class RuleSection(OpenSection):
@@ -143,7 +157,7 @@ class ServerSection(Section):
     tables: Annotated[dict[str, TableSection], BeforeValidator(_tables)] = Field(default_factory=dict)
     average_every: Count | None = None
     damp_stale: Flag = False
-    compression: str = "none"
+    compression: CompressionText = "none"
     transport: Literal["auto", "shared", "unix", "tcp"] = "auto"
     streams: Count = 1
     bind: str = "127.0.0.1"
