@@ -56,6 +56,8 @@ def test_a_method_of_the_module_scores_without_the_labels():
         assert found["auc"] == 0.5 and found["accuracy"] == 0.5
         assert found["log_loss"] == pytest.approx(log_loss(np.array([2.0, -1, -3, 1]), y.numpy()))
     assert scorer.result() == {}
+    scorer.add({"x": x, "y": torch.zeros(4)})
+    assert set(scorer.result()) == {"log_loss", "accuracy"}
 
 
 def test_faults():

@@ -99,12 +99,14 @@ class Scorer:
         self._seen.append((_flat(logits), _flat(labels)))
 
     def result(self) -> dict[str, float]:
-        """Return `auc`, `log_loss` and `accuracy` of all that was scored since the last time."""
+        """Return `auc`, `log_loss` and `accuracy` of all that was scored since the last time; no `auc` of one class."""
         seen, self._seen = self._seen, []
         if not seen:
             return {}
         logits, labels = (np.concatenate(values) for values in zip(*seen, strict=True))
-        return {"auc": auc(logits, labels), "log_loss": log_loss(logits, labels), "accuracy": accuracy(logits, labels)}
+        figures = {"auc": auc, "log_loss": log_loss, "accuracy": accuracy}
+        found = {name: figure(logits, labels) for name, figure in figures.items()}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def _flat(tensor: Tensor) -> Scores:
