@@ -18,7 +18,7 @@ def task(number: int, loss: float, weight: float = 1.0) -> TaskReport:
 
 
 def test_lines_are_read_as_they_come_and_no_half_ones(tmp_path: Path) -> None:
-    reader, first = RecordReader(tmp_path), RecordFile(tmp_path / "worker-0.jsonl", 0)
+    reader, first = RecordReader([tmp_path]), RecordFile(tmp_path / "worker-0.jsonl", 0)
     first.on_task(task(0, 0.5))
     assert [line["task"] for line in reader.new() if "task" in line] == [0]
     with (tmp_path / "worker-1.jsonl").open("w") as torn:

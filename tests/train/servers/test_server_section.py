@@ -43,6 +43,7 @@ def load(tmp_path: Path) -> Load:
         (["server.workerz=3"], ["unknown key 'server.workerz'", "Did you mean 'workers'?"]),
         (["server.consistency=sps(2)"], ["sps(2)", "ssp(3)", "Did you mean 'ssp'?", "hogwild"]),
         (["server.compression=topk(0.1)"], ["unknown compression 'topk(0.1)'", "Did you mean 'top_k'?", "auto"]),
+        (["server.compression=topk(0.1)"], ["topk(0.1)", "Did you mean 'top_k'?"]),
         (["server.minimum=5"], ["minimum is 5", "begins with 4"]),
         (["server.replication=2"], ["replication 2", "there are 1"]),
         (["server.damp_stale=true"], ["no meaning under bsp"]),

@@ -21,6 +21,7 @@ from paceline.train.progress import progress as shown
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.records import RecordReader
+from paceline.train.servers.rundir import work_of
 from paceline.train.servers.steps import Steps
 from paceline.train.servers.view import MembersLines, MembersView
 from paceline.train.startup import FirstStep, Speaker
@@ -43,7 +44,9 @@ class Progress:
         self.total = terms.tasks // job.pieces * self._every
         first = terms.first_task // job.pieces
         self.steps = Steps(recipe.server.tasks_of_a_step, self.total, self._every, recipe.optimizer.lr, first)
-        self._records = RecordReader(run.root / "work")
+        grouped = recipe.server.deployment == "groups"
+        groups: list[int | None] = list(range(recipe.server.groups)) if grouped else [None]
+        self._records = RecordReader(work_of(run, 0, group).parent for group in groups)
         self._callbacks = _callbacks(recipe, run, speaker)
 
     def start(self, report: StartReport) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -71,17 +71,17 @@ class RecordReader:
     """Reads what workers wrote since it last looked; files may come up at any time.
 
     Args:
-        folder: of the files.
+        folders: of the files.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = list(folders)
         self._files: dict[Path, IO[str]] = {}
         self._rest: dict[Path, str] = {}
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield new lines; one that is not whole yet is left for later."""
-        for path in sorted(self._folder.glob("*.jsonl")):
+        for path in sorted(path for folder in self._folders for path in folder.glob("worker-*.jsonl")):
             if path not in self._files:
                 self._files[path] = path.open(encoding="utf-8")
                 self._rest[path] = ""

@@ -1,10 +1,12 @@
 """Where a run with servers keeps what it needs, within its run directory (`train.rundir`).
 
-exchange/                 see `exchange.directory`; with groups that of the global servers, else the only one
-groups/N/                 the same for the servers of a group
-work/worker-N.jsonl       what worker N did (`records`)
-logs/*.log                of the coordinator, of each server and worker
-buffers.safetensors       buffers of the module, from whoever looked at what was learnt last
+    exchange/                 see `exchange.directory`; with groups that of the global servers, else the only one
+    groups/N/                 the same for the servers of a group
+    work/worker-N.jsonl       within an exchange's: what its worker N did (`records`)
+    logs/*.log                of the coordinator, of each server and worker
+    buffers.safetensors       buffers of the module, from whoever looked at what was learnt last
+
+What is in the directory of an exchange is moved aside with it when a run is resumed.
 """
 
 from __future__ import annotations
@@ -22,8 +24,7 @@ def exchange_of(run: RunDirectory, group: int | None = None) -> Directory:
 
 def work_of(run: RunDirectory, worker: int, group: int | None = None) -> Path:
     """Return the file of what a worker did."""
-    name = f"worker-{worker}" if group is None else f"worker-{group}-{worker}"
-    return run.root / "work" / f"{name}.jsonl"
+    return exchange_of(run, group).root / "work" / f"worker-{worker}.jsonl"
 
 
 def buffers_of(run: RunDirectory) -> Path:

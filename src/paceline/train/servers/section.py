@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from paceline.documents.complaints import complaint
 from paceline.errors import ExchangeError, RecipeError, nearest
@@ -166,6 +166,16 @@ class ServerSection(Section):
     replace: Flag = True
     groups: Count = 2
     sync_every: Count = 10
+
+    @field_validator("compression")
+    @classmethod
+    def _check_compression(cls, text: str) -> str:
+        if text != "auto":
+            try:
+                parse(text)
+            except ExchangeError as error:
+                raise complaint(f"{error} Or auto: by the measured speed of the link.") from error
+        return text
 
     @property
     def tasks_of_a_step(self) -> int:

@@ -19,7 +19,7 @@ def members_table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table with a row for each server and worker."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if not name or name == "staleness" else "right")
+        table.add_column(name, justify="left" if not name or name == "staleness" else "right", no_wrap=True)
     for name, values in figures.items():
         rate = values.get("updates_per_s", values.get("pushes_per_s"))
         table.add_row(
@@ -36,7 +36,7 @@ def members_table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def staleness_words(histogram: Mapping[str, int]) -> str:
-    """Return a histogram of staleness, such as `0: 61 %, 1: 30 %, 2+: 9 %`."""
+    """Return a histogram of staleness, such as `0: 61 %, 1: 30 %, 2: 5 %, 4+: 4 %`."""
     total = sum(histogram.values())
     if not total:
         return "-"
