@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.client.actions import read_actions
 from paceline.exchange.client.client import ServerExchange
+from paceline.exchange.compress.feedback import Compression
 from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Interrupted, Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
@@ -120,6 +121,23 @@ def test_gradients_may_change_once_they_were_pushed() -> None:
         threading.Timer(0.05, there.refuse.clear).start()
         exchange.flush()
         assert torch.equal(there.dense(0), torch.full((150, 200), -1.0))
+        exchange.close()
+
+
+def test_gradients_are_compressed_slice_by_slice() -> None:
+    made = job()
+    with loopback(made, 2) as there:
+        exchange, _ = worker(there, compression=Compression.of(made, "int8"))
+        gradient, keys = torch.randn(150, 200), torch.arange(300)
+        rows_before, pushed = rows(exchange, keys), torch.randn(300, 4)
+        there.refuse.add(1)
+        threading.Timer(0.05, lambda: there.kill(1)).start()  # what is sent again is what was compressed once
+        exchange.push([0], {0: gradient}, {2: Rows(keys, pushed)})
+        exchange.flush()
+        assert 0 < (dense(exchange)[0] + gradient).abs().max() < 0.05
+        assert 0 < (rows(exchange, keys) - rows_before + pushed).abs().max() < 0.05
+        figures = exchange.figures()
+        assert 2 < figures["compression_ratio"] < 4 and figures["compression_s"] > 0
         exchange.close()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.errors import ExchangeError
 from paceline.exchange.client.actions import Actions, read_actions
 from paceline.exchange.client.client import ServerExchange
+from paceline.exchange.compress.feedback import Compression
 from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Deal, Dealer, Fetching, Interrupted, Order, Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
@@ -130,9 +131,12 @@ def orphan(exchange: Fetching, task: int) -> None:
     exchange.flush()
 
 
-def one_worker(there: Loopback, dealer: Tasks, number: int, directory: Directory, die_at: int) -> BaseException | None:
+def one_worker(
+    there: Loopback, dealer: Tasks, number: int, directory: Directory, die_at: int, codec: str | None
+) -> BaseException | None:
     """Work, and return what went wrong; nobody waits for a worker of which something did."""
-    exchange = ServerExchange(charter(there.job), there.member(number), SECRET, directory, outstanding=2)
+    compression = None if codec is None else Compression.of(there.job, codec)
+    exchange = ServerExchange(charter(there.job), there.member(number), SECRET, directory, compression, outstanding=2)
     mine: list[int] = []
 
     class Noting:
@@ -162,7 +166,12 @@ def one_worker(there: Loopback, dealer: Tasks, number: int, directory: Directory
 
 
 def ran(
-    made: Job, folder: Path, deaths: Mapping[int, int], kills: Sequence[int] = (), gone_with: Sequence[int] = ()
+    made: Job,
+    folder: Path,
+    deaths: Mapping[int, int],
+    kills: Sequence[int] = (),
+    gone_with: Sequence[int] = (),
+    codec: str | None = None,
 ) -> Directory:
     """A run, with its logs and its last snapshot on disk.
 
@@ -177,7 +186,8 @@ def ran(
         assert [dealer.next_task().number for _ in gone_with] == list(gone_with)
         with ThreadPoolExecutor() as pool:
             workers = [
-                pool.submit(one_worker, there, dealer, number, directory, deaths.get(number, 0)) for number in (1, 2, 3)
+                pool.submit(one_worker, there, dealer, number, directory, deaths.get(number, 0), codec)
+                for number in (1, 2, 3)
             ]
             if gone_with:
                 while not there.not_yet:
@@ -223,6 +233,15 @@ def test_so_is_one_whose_workers_and_servers_died(consistency: str, tmp_path: Pa
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory: pytest.TempPathFactory) -> Directory:
     return ran(job("asp"), tmp_path_factory.mktemp("run"), {})
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8", "one_bit", "top_k(0.05)", "power_sgd(2)"])
+def test_so_is_one_whose_gradients_were_compressed(codec: str, tmp_path: Path) -> None:
+    made = job("ssp(1)")
+    directory = ran(made, tmp_path, {1: 2}, kills=(2,), codec=codec)
+    outcome = replay(directory, work, compression=lambda: Compression.of(made, codec))
+    assert outcome.difference is None
+    assert replay(directory, work).difference is not None  # it made a difference
 
 
 def test_a_read_that_gave_way_gives_way_again(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class ServerExchange:
         synchronous = any(map(charter.job.is_synchronous, range(len(charter.job.tables))))
         self._window = outstanding if outstanding is not None else 0 if synchronous else _OUTSTANDING
         self._routes = DenseRoutes(charter.job)
+        self._compression = compression
         self._cutter = Cutter(charter.job, self._routes, compression)
         self._reads = ReadPositions()
         self._number = self._sequence = 0
@@ -158,10 +159,12 @@ class ServerExchange:
         self._settle(0)
 
     def figures(self) -> dict[str, Any]:
-        """Return what was counted: see `figures.Figures.to_dict`; beside it bytes and pushes under way."""
+        """Return what was counted: see `figures.Figures.to_dict`; bytes, compression, pushes under way."""
         both = (self._links, self._fetch_links)
+        made = self._compression and self._compression.figures
         return {
             **self._figures.to_dict(),
+            **({"compression_ratio": made.ratio, "compression_s": made.seconds} if made else {}),
             "sent_bytes": sum(links.sent_bytes for links in both),
             "received_bytes": sum(links.received_bytes for links in both),
             "outstanding": len(self._outstanding),

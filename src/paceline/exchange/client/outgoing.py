@@ -20,8 +20,27 @@ from paceline.exchange.job import DenseTable, Job, SparseTable
 from paceline.exchange.messages import Payload, Slice
 
 
+class Compressed(Protocol):
+    """What compression did so far; see `compress.feedback.Figures`."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """That it took."""
+        ...
+
+
 class Compressor(Protocol):
     """What is asked of `compress.feedback.Compression`."""
+
+    @property
+    def figures(self) -> Compressed:
+        """What it did so far."""
+        ...
 
     def number(self, table: int) -> int:
         """The number of the codec that a table goes through; 0: none."""
