@@ -94,8 +94,8 @@ class OneBit(Codec):
             bits = np.unpackbits(signs[start // 8 : start // 8 + -(-size // 8)].numpy(), count=size)
             at = start // OneBit.block
             scale = scales[at : at + _blocks(size, OneBit.block), None]
-            up = _in_blocks(torch.from_numpy(bits), OneBit.block).bool()
-            values[start : start + size] = torch.where(up, scale, -scale).view(-1)[:size]
+            signed = _in_blocks(torch.from_numpy(bits).float().mul_(2).sub_(1), OneBit.block)
+            values[start : start + size] = signed.mul_(scale).view(-1)[:size]
         return values.view(tuple(shape))
 
 
