@@ -1,17 +1,21 @@
 """Which copy to move so that servers have equally much to do.
 
-A copy costs its server every update; a head and a tail talk to workers besides. The imbalance is the sum over servers
-of the squares of these three counts. A step is taken where it makes the sum smaller, so steps come to an end. A step
-adds a copy before it drops one: where all servers hold all shards, heads stay where they are, however uneven.
+A copy costs its server every update; a tail answers workers' reads besides, a head takes their updates and hands them
+on. The imbalance is the weighted sum over servers of the squares of these three counts. A step is taken where it makes
+the sum smaller, so steps come to an end. A step adds a copy before it drops one: where all servers hold all shards,
+heads stay where they are, however uneven.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from paceline.exchange.membership.ring import Chain, preferences
+
+_WEIGHTS: Final = {"copies": 1, "heads": 3, "tails": 2}
+"""With these all three counts end near even, after whatever has happened."""
 
 
 class Loads:
@@ -35,7 +39,8 @@ class Loads:
 
     def growth(self, before: Chain, after: Chain) -> int:
         """Return by how much the imbalance would grow; it shrinks where this is negative."""
-        return sum(step * (2 * self._counts[what] + step) for what, step in self._steps(before, after).items())
+        steps = self._steps(before, after).items()
+        return sum(_WEIGHTS[what[0]] * step * (2 * self._counts[what] + step) for what, step in steps)
 
     def _steps(self, before: Chain, after: Chain) -> dict[tuple[str, int], int]:
         steps: dict[tuple[str, int], int] = defaultdict(int)

@@ -15,7 +15,7 @@ from typing import Final
 
 from paceline.exchange.job import Job
 from paceline.exchange.membership import ring
-from paceline.exchange.membership.balance import Loads, Step, copy, shift, shortened
+from paceline.exchange.membership.balance import Loads, copy, shift, shortened
 from paceline.exchange.membership.ring import Chain
 from paceline.exchange.view import Address, Move, View
 
@@ -51,16 +51,22 @@ def next_view(
         synced: moves whose targets have all that their sources have.
     """
     staying = [server for server in servers if server not in leaving]
-    chains = [_survivors(view, shard, servers, synced) for shard in range(len(view.chains))]
-    moves = [move for move in view.moves if _goes_on(move, chains, servers, staying, synced)]
     length = min(job.replication, len(staying))
-    moving = {move.shard for move in moves}
+    chains = [tuple(server for server in chain if server in servers) for chain in view.chains]
     loads = Loads(chains, staying)
+    moves = [move for move in view.moves if _stands(move, chains, servers, staying, synced)]
+    under_way = {move.shard for move in moves}
     for shard, chain in enumerate(chains):
-        if shard not in moving:
+        if shard not in under_way:
             chains[shard] = _trimmed(chain, length, leaving, loads)
-    begun_moves = _begun_moves(chains, moves, length, leaving, loads)
-    moves += [move._replace(begun=view.epoch + 1) for move in begun_moves]
+    for move in moves:  # in the order in which they began: loads are as if all were done
+        chain = (*chains[move.shard], move.target)
+        loads.replace(chains[move.shard], chain)
+        trimmed = _trimmed(chain, length, leaving, loads)
+        if move in synced:
+            chains[move.shard] = trimmed
+    moves = [move for move in moves if move not in synced]
+    moves += _begun_moves(chains, moves, length, leaving, loads, view.epoch + 1)
     made = replace(view, servers=dict(servers), chains=tuple(chains), moves=tuple(moves))
     return view if made == view else replace(made, epoch=view.epoch + 1)
 
@@ -76,21 +82,17 @@ def lost(view: View) -> tuple[int, ...]:
     return tuple(shard for shard, chain in enumerate(view.chains) if not chain)
 
 
-def _survivors(view: View, shard: int, servers: Mapping[int, Address], synced: Collection[Move]) -> Chain:
-    """The chain without those that are gone; who has a finished copy is its tail, even if the source is gone."""
-    finished = (move.target for move in view.moves if move.shard == shard and move in synced)
-    return tuple(server for server in (*view.chains[shard], *finished) if server in servers)
-
-
-def _goes_on(
+def _stands(
     move: Move,
     chains: Sequence[Chain],
     servers: Mapping[int, Address],
     staying: Collection[int],
     synced: Collection[Move],
 ) -> bool:
-    """Whether a copy is still being made: its source is the tail, and its target stays."""
-    return move not in synced and move.target in staying and chains[move.shard][-1:] == (move.source,)
+    """Whether a copy is finished, even if its source is gone since, or goes on: its source is the tail."""
+    if move in synced:
+        return move.target in servers
+    return move.target in staying and chains[move.shard][-1:] == (move.source,)
 
 
 def _trimmed(chain: Chain, length: int, leaving: Collection[int], loads: Loads) -> Chain:
@@ -103,34 +105,38 @@ def _trimmed(chain: Chain, length: int, leaving: Collection[int], loads: Loads) 
 
 
 def _begun_moves(
-    chains: Sequence[Chain], moves: Sequence[Move], length: int, leaving: Collection[int], loads: Loads
+    chains: Sequence[Chain],
+    moves: Sequence[Move],
+    length: int,
+    leaving: Collection[int],
+    loads: Loads,
+    epoch: int,
 ) -> list[Move]:
-    """Further moves: first to where copies lack, and once none lack, to where there is less to do."""
+    """Further moves: first to where copies lack, and once none lack, to where there is less to do.
+
+    Each makes the imbalance smaller once those before it are done, so moves come to an end.
+    """
     limits = _Limits(moves)
-    open_shards = dict(enumerate(chains))
-    for move in moves:  # weighed as if they were done
-        chain = open_shards.pop(move.shard)
-        stay = tuple(server for server in chain if server not in leaving)
-        loads.replace(chain, stay)
-        loads.replace(stay, (*stay, move.target))
-        shortened((*stay, move.target), length, loads)
+    moving = {move.shard for move in moves}
+    open_shards = {shard: chain for shard, chain in enumerate(chains) if chain and shard not in moving}
     begun: list[Move] = []
     lacking = {
         shard: stay
         for shard, chain in open_shards.items()
-        if chain and len(stay := tuple(server for server in chain if server not in leaving)) < length
+        if len(stay := tuple(server for server in chain if server not in leaving)) < length
     }
     for shard, stay in sorted(lacking.items(), key=lambda entry: len(entry[1])):
-        if step := copy(shard, stay, loads):
-            loads.replace(stay, step.after)
-            limits.add(begun, step, chains[shard])
+        step = copy(shard, stay, loads)
+        if step and limits.allow(open_shards[shard][-1], step.target):
+            loads.replace(open_shards[shard], step.after)
+            begun.append(Move(shard, open_shards[shard][-1], step.target, epoch))
     if lacking:
         return begun
-    idle = {shard: chain for shard, chain in open_shards.items() if chain}
-    while step := shift(list(idle.items()), loads):
-        chain = idle.pop(step.shard)
-        loads.replace(chain, step.after)
-        limits.add(begun, step, chain)
+    while step := shift(list(open_shards.items()), loads):
+        chain = open_shards.pop(step.shard)
+        if limits.allow(chain[-1], step.target):
+            loads.replace(chain, step.after)
+            begun.append(Move(step.shard, chain[-1], step.target, epoch))
     return begun
 
 
@@ -141,9 +147,10 @@ class _Limits:
         self._sources = Counter(move.source for move in moves)
         self._targets = Counter(move.target for move in moves)
 
-    def add(self, moves: list[Move], step: Step, chain: Chain) -> None:
-        move = Move(step.shard, chain[-1], step.target)
-        if max(self._sources[move.source], self._targets[move.target]) < _AT_ONCE:
-            self._sources[move.source] += 1
-            self._targets[move.target] += 1
-            moves.append(move)
+    def allow(self, source: int, target: int) -> bool:
+        """Count a move in, if it is not too much."""
+        if max(self._sources[source], self._targets[target]) >= _AT_ONCE:
+            return False
+        self._sources[source] += 1
+        self._targets[target] += 1
+        return True
