@@ -12,7 +12,7 @@ from paceline.errors import ExchangeError, RecipeError
 def test_codecs_are_measured_and_shown():
     options = {"codecs": "int8;top_k(0.25)", "codec_rows": "64", "codec_columns": "32", "codec_rounds": "2"}
     found = server_compression.run(options)
-    codecs = found["compression"]["codecs"]
+    codecs = found["compression"]
     assert codecs["int8"]["ratio"] == pytest.approx(4 / (1 + 4 / 128))
     assert codecs["top_k(0.25)"]["ratio"] == pytest.approx(2)
     assert all(one["encode_mb_s"] > 0 and one["worth_below_mb_s"] > 0 for one in codecs.values())

@@ -12,7 +12,7 @@ from paceline.errors import RecipeError
 def test_rows_are_measured_and_shown():
     options = {"table_rows": "1000,3000", "table_widths": "8", "table_rules": "ftrl", "table_batch": "500"}
     found = server_rows.run({**options, "table_rounds": "2"})
-    tables = found["rows"]["tables"]
+    tables = found["rows"]
     assert [(one["rows"], one["of"]) for one in tables if one["of"] != "table"] == [
         (1000, "table in numpy"),
         (1000, "plain tensor"),

@@ -69,7 +69,7 @@ def run(options: dict[str, str]) -> dict[str, Any]:
         torch.set_num_threads(threads)
     size = settings.codec_rows * settings.codec_columns * torch.float32.itemsize
     codecs = {name: _figures(size, *found) for name, found in times.items()}
-    return {"compression": {"bytes": size, "rounds": settings.codec_rounds, "codecs": codecs}}
+    return {"compression": codecs, "settings": {"bytes": size, "rounds": settings.codec_rounds}}
 
 
 def _turns(settings: Settings) -> dict[str, tuple[int, list[float], list[float]]]:
@@ -108,17 +108,17 @@ def _figures(size: int, made: int, encode_s: Sequence[float], decode_s: Sequence
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print what `run` returned."""
-    found = result["compression"]
+    found, settings = result["compression"], result["settings"]
     console.print(
-        f"A gradient of {found['bytes'] / 1e6:.1f} MB (float32), one core; {found['rounds']} rounds. Rates are in bytes "
-        "of the gradient; encoding with error feedback. Medians, quartiles in brackets.",
+        f"A gradient of {settings['bytes'] / 1e6:.1f} MB (float32), one core; {settings['rounds']} rounds. Rates are in "
+        "bytes of the gradient; encoding with error feedback. Medians, quartiles in brackets.",
         highlight=False,
     )
     table = Table(title="compression", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     for head in ("times\nsmaller", "encode, MB/s", "decode, MB/s", "worth it on links\nbelow, MB/s"):
         table.add_column(head, justify="right", no_wrap=True)
-    for name, one in found["codecs"].items():
+    for name, one in found.items():
         rates = [quartiles(one["spread"][key], 1, 0) for key in ("encode_mb_s", "decode_mb_s", "worth_below_mb_s")]
         table.add_row(name, f"{one['ratio']:.1f}", *rates)
     console.print(table)

@@ -61,7 +61,7 @@ KEYS: Final = tuple(READERS)
 
 
 def run(options: dict[str, str]) -> dict[str, Any]:
-    """Measure; return `rows`: the settings, and `tables`, each with rates and their spread."""
+    """Measure; return `rows`, of each table its rates and their spread, and `settings`."""
     settings = given.settings_with(Settings(), options, READERS)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -69,7 +69,7 @@ def run(options: dict[str, str]) -> dict[str, Any]:
         tables = list(_tables(settings))
     finally:
         torch.set_num_threads(threads)
-    return {"rows": {"batch": settings.table_batch, "rounds": settings.table_rounds, "tables": tables}}
+    return {"rows": tables, "settings": {"batch": settings.table_batch, "rounds": settings.table_rounds}}
 
 
 def _tables(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -171,9 +171,9 @@ def _rates(times: Times, batch: int) -> dict[str, Any]:
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print what `run` returned."""
-    found = result["rows"]
+    settings = result["settings"]
     console.print(
-        f"Rows at random places, {found['batch']:,} a call; {found['rounds']} rounds; millions a second of one core's "
+        f"Rows at random places, {settings['batch']:,} a call; {settings['rounds']} rounds; millions a second of one core's "
         "time. Medians, quartiles in brackets.",
         highlight=False,
     )
@@ -182,7 +182,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
         table.add_column(head, justify="left" if head in ("rule", "") else "right", no_wrap=True)
     for head in ("read, M/s", "update, M/s", "bytes\na row"):
         table.add_column(head, justify="right", no_wrap=True)
-    for one in found["tables"]:
+    for one in result["rows"]:
         rates = [quartiles(one["spread"][f"{what}_rows_s"], 1e-6, 1) for what in ("read", "update")]
         size = f"{one['bytes_a_row']:.0f}" if "bytes_a_row" in one else ""
         table.add_row(f"{one['rows']:,}", str(one["width"]), one["rule"], one["of"], *rates, size)
