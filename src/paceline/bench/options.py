@@ -34,10 +34,19 @@ def settings_with(defaults: Settings, options: Mapping[str, str], readers: Mappi
     Raises:
         RecipeError: a key or a value is unknown.
     """
-    for key in options:
-        if key not in readers:
-            raise RecipeError(f"unknown setting '{key}'; known: {', '.join(readers)}.{nearest(key, list(readers))}")
+    refuse_unknown(options, list(readers))
     return replace(defaults, **{key: readers[key](key, text) for key, text in options.items()})
+
+
+def refuse_unknown(options: Mapping[str, str], known: Sequence[str]) -> None:
+    """Check that all settings are known.
+
+    Raises:
+        RecipeError: one is not.
+    """
+    for key in options:
+        if key not in known:
+            raise RecipeError(f"unknown setting '{key}'; known: {', '.join(known)}.{nearest(key, known)}")
 
 
 def whole_number(key: str, text: str, least: int) -> int:
