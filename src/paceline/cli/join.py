@@ -35,10 +35,11 @@ def join(
     On another host the run's directory must be seen there, and the run must listen beyond loopback (server.bind).
     """
     from paceline.train.servers.joining import join_run
+    from paceline.train.servers.nursery import Nursery
 
     if not (run_dir / "exchange").is_dir():
         raise RecipeError(
             f"{run_dir} is no run with servers: it has no directory 'exchange'. Name the directory of a run whose "
             "recipe has a section `server`, such as runs/ctr-1."
         )
-    join_run(run_dir, kind.value, count, group)
+    join_run(run_dir, kind.value, count, group, Nursery.fork())

@@ -10,13 +10,14 @@ from typing import Final
 from paceline.errors import ExchangeError, RankFailed
 from paceline.runtime.job.signals import NotedSignals
 from paceline.train.rundir import RunDirectory
+from paceline.train.servers.nursery import Nursery
 from paceline.train.servers.processes import Child, Children
 from paceline.train.servers.rundir import exchange_of
 
 _POLL_S: Final = 0.05
 
 
-def join_run(root: Path, kind: str, count: int, group: int | None = None) -> None:
+def join_run(root: Path, kind: str, count: int, group: int | None = None, nursery: Nursery | None = None) -> None:
     """Start workers or servers for a run, and return when all of them have ended.
 
     Args:
@@ -24,6 +25,7 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None) -> Non
         kind: `worker` or `server`.
         count: how many.
         group: of a run with groups, which one.
+        nursery: where they are started; None: each loads PyTorch itself.
 
     Raises:
         ExchangeError: there is no such run.
@@ -36,7 +38,7 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None) -> Non
     if group is None and (root / "groups").is_dir():
         groups = sorted(path.name for path in (root / "groups").iterdir())
         raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(groups)}.")
-    with Children(root / "logs") as children, NotedSignals() as signals:
+    with Children(root / "logs", nursery) as children, NotedSignals() as signals:
         for number in range(count):
             _start(children, run, kind, f"{kind}-joined-{os.getpid()}-{number}", group)
         told = False

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from paceline.errors import PacelineError
+from paceline.train.servers.nursery import Nursery
 
 START_AGAIN: Final = 75
 """Exit code of a process that was well, and whose own processes were killed (EX_TEMPFAIL of sysexits.h)."""
+_LIGHT: Final = ("paceline.exchange.membership",)
+"""Modules that do without PyTorch, and are to: a coordinator outlives much."""
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _POLL_S: Final = 0.02
 _TAIL_LINES: Final = 30
@@ -28,25 +31,22 @@ class Child:
 
     Attributes:
         name: of its log, such as `worker-3`.
+        pid: of the process.
         began: when it was started, by the monotonic clock.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
+    def __init__(self, name: str, pid: int, poll: Callable[[], int | None], log: Path, log_start: int) -> None:
         self.name = name
+        self.pid = pid
         self.began = time.monotonic()
-        self._process = process
+        self._poll = poll
         self._log = log
         self._log_start = log_start
 
     @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    @property
     def code(self) -> int | None:
         """How it ended: its exit code, or a signal's number below 0; None while it runs."""
-        return self._process.poll()
+        return self._poll()
 
     def send(self, number: int) -> None:
         """Send a signal to it and what it started."""
@@ -63,14 +63,21 @@ class Child:
 
     def wait(self) -> None:
         """Return when it has ended."""
-        self._process.wait()
+        while self.code is None:
+            time.sleep(_POLL_S)
 
 
 class Children:
-    """Processes by name. Leaving the context ends all that are left."""
+    """Processes by name. Leaving the context ends all that are left.
 
-    def __init__(self, logs: Path) -> None:
+    Args:
+        logs: folder of their logs.
+        nursery: where those are started that need PyTorch; None: each loads it itself.
+    """
+
+    def __init__(self, logs: Path, nursery: Nursery | None = None) -> None:
         self._logs = logs
+        self._nursery = nursery
         self._children: dict[str, Child] = {}
         logs.mkdir(parents=True, exist_ok=True)
         self._preparation = _dies_with_parent()
@@ -86,6 +93,10 @@ class Children:
         path = self._logs / f"{name}.log"
         with path.open("ab") as log:
             start = log.tell()
+            if self._nursery is not None and module not in _LIGHT:
+                nursery, pid = self._nursery, self._nursery.start(module, arguments, str(path), environment or {})
+                child = self._children[name] = Child(name, pid, lambda: nursery.code(pid), path, start)
+                return child
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 env={**os.environ, **(environment or {})},
@@ -95,7 +106,7 @@ class Children:
                 start_new_session=True,  # Ctrl-C at the terminal is the supervisor's to pass on
                 preexec_fn=self._preparation,
             )
-        child = self._children[name] = Child(name, process, path, start)
+        child = self._children[name] = Child(name, process.pid, process.poll, path, start)
         return child
 
     def __iter__(self) -> Iterator[Child]:

@@ -22,6 +22,7 @@ from paceline.train.servers.cluster import Cluster
 from paceline.train.servers.clusters import Clusters
 from paceline.train.servers.finish import finish
 from paceline.train.servers.job import job_of, steps_of, terms_of
+from paceline.train.servers.nursery import Nursery
 from paceline.train.servers.parts import check_validation, named_parameters, open_sources
 from paceline.train.servers.processes import Children
 from paceline.train.servers.progress import Progress
@@ -45,13 +46,14 @@ _SNAPSHOT_S: Final = 60.0
 """What servers have to write a snapshot that a signal asked for."""
 
 
-def supervise(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
+def supervise(recipe: Recipe, out: Path, resume: bool = False, nursery: Nursery | None = None) -> EndReport:
     """Train with parameters on servers.
 
     Args:
         recipe: with a section `server`.
         out: the run directory.
         resume: go on from its newest snapshot.
+        nursery: where servers and workers are started; None: each loads PyTorch itself.
 
     Raises:
         SystemExit: a signal ended the run early, with a snapshot; 130 for Ctrl-C, 143 for SIGTERM.
@@ -60,7 +62,7 @@ def supervise(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
     run = RunDirectory(out)
     with run.logging_to(log_of(run, "supervisor")) as log:
         try:
-            report = _Run(recipe, run, Speaker(Console(), log)).train(resume)
+            report = _Run(recipe, run, Speaker(Console(), log), nursery).train(resume)
         except Exception as error:
             log.error("ended by %s: %s", type(error).__name__, error)
             raise
@@ -72,13 +74,14 @@ def supervise(recipe: Recipe, out: Path, resume: bool = False) -> EndReport:
 class _Run:
     """The parts of a run."""
 
-    def __init__(self, recipe: Recipe, run: RunDirectory, speaker: Speaker) -> None:
+    def __init__(self, recipe: Recipe, run: RunDirectory, speaker: Speaker, nursery: Nursery | None) -> None:
         if recipe.server is None:
             raise RecipeError("the recipe has no section `server`.")
         self.recipe = recipe
         self.server: ServerSection = recipe.server
         self.run = run
         self.speaker = speaker
+        self.nursery = nursery
         self.began = time.monotonic()
 
     def train(self, resume: bool) -> EndReport:
@@ -95,7 +98,7 @@ class _Run:
         with self.speaker.phase("snapshot"):
             dense = {name: v for name, v in named_parameters(module).items() if name not in self.server.tables}
             made = prepare(run, self.server, job, terms, dense, resume=resume)
-        with Children(run.root / "logs") as children, NotedSignals() as signals:
+        with Children(run.root / "logs", self.nursery) as children, NotedSignals() as signals:
             clusters = Clusters(made, children, self.server)
             workforce = Workforce(run, self.server, clusters.groups, children)
             report = self._watch(clusters, workforce, signals)

@@ -14,6 +14,8 @@ from paceline.train.callbacks import Callback, EndReport, MembersReport, StartRe
 
 _COLUMNS: Final = ("", "updates/s", "in", "out", "staleness", "queue", "lag", "memory")
 
+_WIDTH: Final = 110
+
 
 def members_table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table with a row for each server and worker."""
@@ -102,7 +104,8 @@ class MembersLines(Callback):
     def on_end(self, report: EndReport) -> None:
         """Print them."""
         if self._figures:
-            self._console.print(members_table(self._figures))
+            width = max(_WIDTH, self._console.width)  # a file takes long lines
+            self._console.print(members_table(self._figures), width=width, crop=False, no_wrap=True)
 
 
 def _bytes(value: Any) -> str:
