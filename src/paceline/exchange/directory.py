@@ -56,6 +56,11 @@ class Directory:
         return self.root / "snapshots"
 
     @property
+    def memory(self) -> Path:
+        """What Hogwild's workers share, where there are no servers (`hogwild_memory`)."""
+        return self.root / "memory"
+
+    @property
     def sockets(self) -> Path:
         """Unix sockets of servers."""
         return self.root / "sockets"

@@ -7,6 +7,7 @@ to, so that a full disk is an error and not a killed process.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,10 +21,13 @@ from numpy.typing import NDArray
 from paceline.errors import ExchangeError
 from paceline.exchange.hogwild_layout import WORKERS, Region, digest, regions
 from paceline.exchange.job import Job
+from paceline.exchange.wire.address import machine
 
 _MAGIC: Final = 0x5041434548474D31
-_MAGIC_AT, _DIGEST_AT, _ROWS_AT, _WORKERS_AT, _TABLES_AT = 0, 1, 2, 3, 8
+_MAGIC_AT, _DIGEST_AT, _ROWS_AT, _WORKERS_AT, _HOST_AT, _TABLES_AT = 0, 1, 2, 3, 4, 8
 _MOST_TABLES: Final = 200
+_BLOCK_BYTES: Final = 512
+"""Of `st_blocks`, whatever the file system."""
 _CHUNK_BYTES: Final = 1 << 20
 """By how much the memory of rows grows, at least."""
 
@@ -66,13 +70,13 @@ class Memory:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 os.ftruncate(file.fileno(), max(region.offset + region.size_bytes for region in needed))
                 for region in needed:
                     if not region.grows and region.size_bytes:
                         os.posix_fallocate(file.fileno(), region.offset, region.size_bytes)
             made = cls(draft, job, rows)
-            made._header[[_DIGEST_AT, _ROWS_AT]] = digest(job), rows
+            made._header[[_DIGEST_AT, _ROWS_AT, _HOST_AT]] = digest(job), rows, _host()
             fill(made)
             made._header[_MAGIC_AT] = _MAGIC
             draft.replace(path)
@@ -100,6 +104,10 @@ class Memory:
             ) from error
         if header[_MAGIC_AT] != _MAGIC or header[_DIGEST_AT] != digest(job):
             raise ExchangeError(f"{path} is not the memory of this job; give the directory of the run to join.")
+        if header[_HOST_AT] != _host():
+            raise ExchangeError(
+                f"{path} is the memory of another host; workers of hogwild are all on the one that has it."
+            )
         return cls(path, job, int(header[_ROWS_AT]))
 
     def array(self, name: str) -> NDArray[Any]:
@@ -107,6 +115,11 @@ class Memory:
         region = self._regions[name]
         part: NDArray[Any] = self._bytes[region.offset : region.offset + region.size_bytes]
         return part.view(np.ndarray).view(region.dtype).reshape(region.shape)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes, of the disk and in memory at most."""
+        return os.fstat(self._file).st_blocks * _BLOCK_BYTES
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -170,3 +183,8 @@ class Memory:
     def _take(self, region: Region, reserved: int, target: int) -> None:
         row_bytes = region.size_bytes // self.rows
         os.posix_fallocate(self._file, region.offset + reserved * row_bytes, (target - reserved) * row_bytes)
+
+
+def _host() -> int:
+    """Return what tells hosts apart: what they map of one file, over a network, is not the same memory."""
+    return int.from_bytes(hashlib.blake2b(machine().encode(), digest_size=7).digest(), "little")

@@ -58,14 +58,20 @@ def write_snapshot(memory: Memory, snapshots: Path, number: int, clock: int) -> 
     Raises:
         ExchangeError: it cannot be written; the snapshots before are kept.
     """
+    files = {shard: write_part(memory, snapshots, number, clock, shard) for shard in range(memory.job.shards)}
+    Manifest(number, clock, clock * memory.job.pieces, 0, files).write(snapshots / str(number))
+
+
+def write_part(memory: Memory, snapshots: Path, number: int, clock: int, shard: int) -> str:
+    """Write what a shard would hold into a snapshot; returns the name that a manifest has for it. See `write_snapshot`.
+
+    Raises:
+        ExchangeError: it cannot be written.
+    """
     job = memory.job
-    files = {}
-    for shard in range(job.shards):
-        meta = Shard(job, shard).state().meta
-        meta["clocks"] |= {"floor": clock * job.pieces, "reached": [[clock, 0]]}
-        taken = Taken(number, shard, ShardState(_tensors(memory, shard), meta), None)
-        files[shard] = write_shard(snapshots, job, taken)
-    Manifest(number, clock, clock * job.pieces, 0, files).write(snapshots / str(number))
+    meta = Shard(job, shard).state().meta
+    meta["clocks"] |= {"floor": clock * job.pieces, "reached": [[clock, 0]]}
+    return write_shard(snapshots, job, Taken(number, shard, ShardState(_tensors(memory, shard), meta), None))
 
 
 def _fill(snapshot: Path, memory: Memory) -> None:
