@@ -49,11 +49,12 @@ class Script:
         while (now := time.monotonic() - began) < self.seconds:
             self.play.limit(int(now * self.tasks_per_s))
             self._wake(time.monotonic())
-            # What has happened least is likeliest.
-            name = min(acts, key=lambda act: self.done[act] + 2 * self.draw.random())
-            if acts[name]():
-                self.done[name] += 1
-            time.sleep(self.draw.uniform(0.05, 0.4))
+            # What has happened least is likeliest, of what can happen now.
+            for name in sorted(acts, key=lambda act: self.done[act] + 2 * self.draw.random()):
+                if acts[name]():
+                    self.done[name] += 1
+                    break
+            time.sleep(self.draw.uniform(0.05, 0.5))
         self._wake(float("inf"))
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from paceline.errors import ConnectionLost
+from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.messages import Kind
 from paceline.exchange.server.copies import copy_of
 from paceline.exchange.server.entry import Entry, forwarded
@@ -16,8 +17,13 @@ from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.view import Address
 from paceline.exchange.wire.frame import Connection, Frame
 
+_log = logging.getLogger(__name__)
+
 _AGAIN_S: Final = 0.02
 """Between attempts to reach a successor that is not there; the next view tells whether it is gone."""
+
+_STRANGE_S: Final = 1.0
+"""The same, where somebody is there who is no server of this job."""
 
 _BATCH_BYTES: Final = 16 << 20
 _BATCH_ENTRIES: Final = 256
@@ -93,6 +99,10 @@ class Link:
                     connection = self._connect(self._address)
                 except ConnectionLost:
                     self._closed.wait(_AGAIN_S)
+                    continue
+                except ExchangeError as error:  # somebody else may listen there by now; the next view tells
+                    _log.warning("cannot reach server %d: %s", self._server, error)
+                    self._closed.wait(_STRANGE_S)
                     continue
                 self._serve(connection)
         except Exception as error:
