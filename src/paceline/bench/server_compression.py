@@ -110,8 +110,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     """Print what `run` returned."""
     found, settings = result["compression"], result["settings"]
     console.print(
-        f"A gradient of {settings['bytes'] / 1e6:.1f} MB (float32), one core; {settings['rounds']} rounds. Rates are in "
-        "bytes of the gradient; encoding with error feedback. Medians, quartiles in brackets.",
+        f"A gradient of {settings['bytes'] / 1e6:.1f} MB (float32), one core; {settings['rounds']} rounds. Rates are "
+        "in bytes of the gradient; encoding with error feedback. Medians, quartiles in brackets.",
         highlight=False,
     )
     table = Table(title="compression", title_justify="left", box=box.SIMPLE_HEAD)

@@ -173,8 +173,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
     """Print what `run` returned."""
     settings = result["settings"]
     console.print(
-        f"Rows at random places, {settings['batch']:,} a call; {settings['rounds']} rounds; millions a second of one core's "
-        "time. Medians, quartiles in brackets.",
+        f"Rows at random places, {settings['batch']:,} a call; {settings['rounds']} rounds; millions a second of one "
+        "core's time. Medians, quartiles in brackets.",
         highlight=False,
     )
     table = Table(title="rows of tables", title_justify="left", box=box.SIMPLE_HEAD)

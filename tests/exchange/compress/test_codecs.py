@@ -24,7 +24,7 @@ def _back(codec: Codec, values: Tensor, slot: Slot | None = None) -> Tensor:
 
 @codecs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (1025,), (70_001,), (300, 40), (3, 5, 7), (0,), (0, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1025,), (70_001,), (2000, 70), (3, 5, 7), (0,), (0, 4)], ids=str)
 def test_what_comes_back_is_near(codec, dtype, shape):
     values = _values(*shape, dtype=dtype)
     given = values.clone()
@@ -128,6 +128,16 @@ def test_power_sgd_of_a_slice_of_a_matrix_is_of_its_rows():
     codec = parse("power_sgd(3)")  # one for the matrix, two for rows of which a part is here
     torch.testing.assert_close(_back(codec, part, Slot(50, 1037 % 50)), part, rtol=1e-4, atol=1e-4)
     assert len(codec.encode(part, Slot(50, 1037 % 50))[1]) == 50
+
+
+def test_power_sgd_decodes_the_product():
+    left, right = _values(3000, 3), _values(64, 3, seed=1)
+    whole = (left.double() @ right.T.double()).flatten()
+    back = decode(7, (left, right, torch.tensor([37])), (3000 * 64 - 37 - 5,), torch.float64)
+    torch.testing.assert_close(back, whole[37:-5], rtol=1e-5, atol=1e-5)
+    off = torch.zeros_like(back)
+    parse("power_sgd(3)").take_off(off, (left, right, torch.tensor([37])))
+    assert torch.equal(off, -back)
 
 
 def test_power_sgd_survives_zeros_and_overflows():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -47,14 +47,24 @@ class Int8(Codec):
         """See `Codec`."""
         count = math.prod(shape)
         needs(_are(tensors, (torch.int8, count), (torch.float32, _blocks(count, Int8.block))), Int8, tensors, shape)
-        whole, scales = tensors
         values = torch.empty(count, dtype=dtype)
-        for start in range(0, count, _AT_ONCE):
+        for start, part in Int8._parts(*tensors):
+            values[start : start + len(part)] = part
+        return values.view(tuple(shape))
+
+    def take_off(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
+        """See `Codec`."""
+        flat = values.view(-1)
+        for start, part in Int8._parts(*tensors):
+            flat[start : start + len(part)].sub_(part.to(values.dtype))
+
+    @staticmethod
+    def _parts(whole: Tensor, scales: Tensor) -> Iterator[tuple[int, Tensor]]:
+        for start in range(0, len(whole), _AT_ONCE):
             part = whole[start : start + _AT_ONCE]
             at = start // Int8.block
             scale = scales[at : at + _blocks(len(part), Int8.block), None]
-            values[start : start + _AT_ONCE] = (_in_blocks(part, Int8.block) * scale).view(-1)[: len(part)]
-        return values.view(tuple(shape))
+            yield start, (_in_blocks(part, Int8.block) * scale).view(-1)[: len(part)]
 
 
 class OneBit(Codec):
@@ -87,16 +97,26 @@ class OneBit(Codec):
         count = math.prod(shape)
         kinds = (torch.uint8, -(-count // 8)), (torch.float32, _blocks(count, OneBit.block))
         needs(_are(tensors, *kinds), OneBit, tensors, shape)
-        signs, scales = tensors
         values = torch.empty(count, dtype=dtype)
+        for start, part in OneBit._parts(*tensors, count):
+            values[start : start + len(part)] = part
+        return values.view(tuple(shape))
+
+    def take_off(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
+        """See `Codec`."""
+        flat = values.view(-1)
+        for start, part in OneBit._parts(*tensors, len(flat)):
+            flat[start : start + len(part)].sub_(part.to(values.dtype))
+
+    @staticmethod
+    def _parts(signs: Tensor, scales: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
         for start in range(0, count, _AT_ONCE):
             size = min(_AT_ONCE, count - start)
             bits = np.unpackbits(signs[start // 8 : start // 8 + -(-size // 8)].numpy(), count=size)
             at = start // OneBit.block
             scale = scales[at : at + _blocks(size, OneBit.block), None]
             signed = _in_blocks(torch.from_numpy(bits).float().mul_(2).sub_(1), OneBit.block)
-            values[start : start + size] = signed.mul_(scale).view(-1)[:size]
-        return values.view(tuple(shape))
+            yield start, signed.mul_(scale).view(-1)[:size]
 
 
 def _blocks(count: int, block: int) -> int:

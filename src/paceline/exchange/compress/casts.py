@@ -21,6 +21,10 @@ class _Cast(Codec):
         """See `Codec`."""
         return (values.detach().to(self.dtype, copy=True),)
 
+    def take_off(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
+        """See `Codec`."""
+        values.sub_(tensors[0])
+
     @classmethod
     def _decode(cls, tensors: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         needs(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from paceline.errors import ExchangeError
 from paceline.exchange.compress.codec import Codec, Slot, computed, needs
+
+_AT_ONCE: Final = 1 << 16
+"""Elements of a product that are made at once."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,31 @@ class PowerSgd(Codec):
         right_shape = left.ndim == right.ndim == 2 and left.shape[1] == right.shape[1] and left.dtype == right.dtype
         fits = right_shape and 0 <= offset < len(right) and 0 <= len(left) * len(right) - offset - count < len(right)
         needs(fits, PowerSgd, tensors, shape)
-        product = torch.outer(left[:, 0], right[:, 0])
-        for column in range(1, left.shape[1]):
-            product += torch.outer(left[:, column], right[:, column])
-        return product.view(-1)[offset : offset + count].to(dtype).view(tuple(shape))
+        values = torch.empty(count, dtype=dtype)
+        for start, part in _parts(left, right, offset, count):
+            values[start : start + len(part)] = part
+        return values.view(tuple(shape))
+
+    def take_off(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
+        """See `Codec`."""
+        left, right, offset = tensors
+        flat = values.view(-1)
+        if not right.numel():
+            flat.sub_(left)
+            return
+        for start, part in _parts(left, right, int(offset), len(flat)):
+            flat[start : start + len(part)].sub_(part.to(values.dtype))
+
+
+def _parts(left: Tensor, right: Tensor, offset: int, count: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield the elements of a product, from `offset` on: some rows at a time, that they stay in the cache."""
+    columns = right.T.contiguous()
+    rows = max(1, _AT_ONCE // len(right))
+    for first in range(0, len(left), rows):
+        some = left[first : first + rows]
+        product = some[:, :1] * columns[0]
+        term = torch.empty_like(product)
+        for column in range(1, some.shape[1]):
+            product += torch.mul(some[:, column : column + 1], columns[column], out=term)
+        start = first * len(right) - offset
+        yield max(0, start), product.view(-1)[max(0, -start) : count - start]
