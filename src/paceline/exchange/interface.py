@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from paceline.exchange.job import Job
 
@@ -107,6 +108,12 @@ class Exchange(Protocol):
         ...
 
 
+RowsWanted: TypeAlias = "Mapping[int, tuple[Tensor, Tensor]]"
+"""By table, keys ([n] int64, each once) and where their rows go ([n, width], contiguous)."""
+
+NO_ROWS: Final[RowsWanted] = MappingProxyType({})
+
+
 class Pending(Protocol):
     """A read that is under way."""
 
@@ -134,12 +141,16 @@ class Arrivals(Protocol):
 class Fetching(Exchange, Protocol):
     """An exchange that also reads while its worker computes."""
 
-    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Pending:
-        """Begin what `pull` does. All that is begun is waited for; `out` is not touched by others meanwhile."""
+    def pull_together(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted) -> None:
+        """Read dense tables as `pull` does and rows as `pull_rows` does, in one go.
+
+        Raises:
+            Interrupted: see there.
+        """
         ...
 
-    def fetch_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> Pending:
-        """Begin what `pull_rows` does. Neither `keys` nor `out` is touched by others until it is waited for."""
+    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted = NO_ROWS) -> Pending:
+        """Begin what `pull_together` does; it is waited for, and nobody touches what is given until then."""
         ...
 
     def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arrivals:

@@ -92,6 +92,28 @@ def test_what_was_pushed_is_read(servers: int, unix: bool, tmp_path: Path) -> No
             dense(exchange)
 
 
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_all_that_a_task_needs_is_read_at_once(servers: int, ahead: bool) -> None:
+    made = job(shards=5)
+    start = {"weight": torch.randn(150, 200), "bias": torch.randn(7, dtype=torch.float64)}
+    with loopback(made, servers, shards=begun(made, start)) as there:
+        exchange, _ = worker(there)
+        keys = torch.tensor([17, -3, 2**40])
+        before = rows(exchange, keys)
+        out = [torch.empty(150, 200), torch.empty(7, dtype=torch.float64)]
+        found, none = torch.empty(3, 4), torch.empty(0, 4)
+        if ahead:
+            exchange.fetch([0, 1], out, 0, {2: (keys, found)}).wait()
+        else:
+            exchange.pull_together([0, 1], out, 0, {2: (keys, found)})
+        assert torch.equal(out[0], start["weight"]) and torch.equal(out[1], start["bias"])
+        assert torch.equal(found, before)
+        exchange.pull_together([1], out[1:], 0, {2: (keys[:0], none)})
+        exchange.pull_together([], [], 0, {})
+        exchange.close()
+
+
 def test_pushes_are_told_how_old_they_are() -> None:
     with loopback(job(), 2) as there:
         old, _ = worker(there, 1)
@@ -287,7 +309,7 @@ def test_reads_ahead_come_in_order(tmp_path: Path) -> None:
         out = {table: torch.empty(600_000) for table in order}
         fetched = torch.empty(5, 4)
         arrivals = exchange.pull_in_order(order, [out[table] for table in order], 0)
-        later = exchange.fetch_rows(6, torch.arange(5), fetched, 0)
+        later = exchange.fetch((), (), 0, {6: (torch.arange(5), fetched)})
         for table in order:
             arrivals.wait(table)
             assert torch.equal(out[table], values[f"t{table}"])

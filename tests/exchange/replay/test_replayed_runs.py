@@ -29,7 +29,7 @@ from paceline.exchange.shard.snapshot import Snapshots, load_shard
 from paceline.exchange.shard.whole import write_initial
 from tests.exchange.loopback import SECRET, Loopback, Tasks, charter, loopback
 
-TASKS = 20
+TASKS = 14
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def values() -> dict[str, Tensor]:
 
 
 def work(number: int, exchange: Fetching, dealer: Dealer, die_at: int = 0) -> None:
-    """A worker: its gradients depend on all that it read; every second task reads ahead.
+    """A worker: its gradients depend on all that it read, one way or another; every second task reads ahead.
 
     die_at: it is killed when it has pushed as many tasks, unacknowledged; or, negative, when it is about to.
     """
@@ -84,10 +84,12 @@ def work(number: int, exchange: Fetching, dealer: Dealer, die_at: int = 0) -> No
         try:
             if deal.number % 2:
                 arrivals = exchange.pull_in_order([0, 1], [weight, bias], clock)
-                later = exchange.fetch_rows(2, keys, rows, clock)
+                later = exchange.fetch((), (), clock, {2: (keys, rows)})
                 waits = [partial(arrivals.wait, 1), partial(arrivals.wait, 0), later.wait]
                 if any([interrupted(wait) for wait in waits]):  # a list: all are waited for
                     raise Interrupted
+            elif deal.number % 4:
+                exchange.pull_together([0, 1], [weight, bias], clock, {2: (keys, rows)})
             else:
                 exchange.pull([0, 1], [weight, bias], clock)
                 exchange.pull_rows(2, keys, rows, clock)
@@ -235,7 +237,7 @@ def one_run(tmp_path_factory: pytest.TempPathFactory) -> Directory:
     return ran(job("asp"), tmp_path_factory.mktemp("run"), {})
 
 
-@pytest.mark.parametrize("codec", ["bfloat16", "int8", "one_bit", "top_k(0.05)", "power_sgd(2)"])
+@pytest.mark.parametrize("codec", ["int8", "top_k(0.05)", "power_sgd(2)"])
 def test_so_is_one_whose_gradients_were_compressed(codec: str, tmp_path: Path) -> None:
     made = job("ssp(1)")
     directory = ran(made, tmp_path, {1: 2}, kills=(2,), codec=codec)
@@ -352,9 +354,9 @@ def test_a_state_on_the_way_is_reached_though_others_are_behind(one_run: Directo
         actions: list[Actions] = [read_actions(path) for path in paths]
         return Replay(made, shards, records, actions, marks).run(work)
 
-    early = states({0: 4, 1: 15, 2: 0, 3: 1, 4: 11})
-    assert [early[shard].meta["position"] for shard in range(5)] == [4, 15, 0, 1, 11]  # type: ignore[attr-defined]
-    again = states({0: 4, 4: 11})
+    early = states({0: 4, 1: 12, 2: 0, 3: 1, 4: 9})
+    assert [early[shard].meta["position"] for shard in range(5)] == [4, 12, 0, 1, 9]  # type: ignore[attr-defined]
+    again = states({0: 4, 4: 9})
     for shard in (0, 4):
         assert difference(made, shard, early[shard], again[shard]) is None  # type: ignore[arg-type]
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-import torch
 from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
@@ -18,13 +17,13 @@ from paceline.exchange.client.fetch import Arriving, Fetch, Fetcher, in_order
 from paceline.exchange.client.figures import Figures
 from paceline.exchange.client.links import Links
 from paceline.exchange.client.outgoing import Compressor, Cutter
-from paceline.exchange.client.pulls import DensePull, Pull, RowsPull
+from paceline.exchange.client.pulls import Pull, wanted
 from paceline.exchange.client.pushes import Push
 from paceline.exchange.client.reads import ReadPositions
-from paceline.exchange.client.routes import DenseRoutes, routed
+from paceline.exchange.client.routes import DenseRoutes
 from paceline.exchange.directory import Directory
-from paceline.exchange.interface import Dealer, Interrupted, Rows
-from paceline.exchange.job import DenseTable, Job, SparseTable
+from paceline.exchange.interface import NO_ROWS, Dealer, Interrupted, Rows, RowsWanted
+from paceline.exchange.job import Job
 from paceline.exchange.membership.member import Fenced
 from paceline.exchange.terms import Charter
 from paceline.exchange.view import Address, View
@@ -115,19 +114,29 @@ class ServerExchange:
 
     def pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> None:
         """See `interface.Exchange`."""
-        self._read(self._dense_pull(tables, out, clock))
+        self.pull_together(tables, out, clock, NO_ROWS)
 
     def pull_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> None:
         """See `interface.Exchange`."""
-        self._read(self._rows_pull(table, keys, out, clock))
+        self.pull_together((), (), clock, {table: (keys, out)})
 
-    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Fetch:
+    def pull_together(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted) -> None:
         """See `interface.Fetching`."""
-        return self._begin(self._dense_pull(tables, out, clock))
+        self._check()
+        pull = self._pull(tables, out, clock, rows)
+        self._errands.begin(pull)
+        self._finish(self._errands, pull, lambda: self._settle(0))
+        self._taken(pull)
 
-    def fetch_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> Fetch:
+    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted = NO_ROWS) -> Fetch:
         """See `interface.Fetching`."""
-        return self._begin(self._rows_pull(table, keys, out, clock))
+        self._check()
+        fetch = Fetch(self._pull(tables, out, clock, rows), lambda: self._settle(0), self._taken)
+        if self._fetcher is None:
+            of_its_own = Errands(self._member, self._fetch_links, self._check, self._figures.awaited)
+            self._fetcher = Fetcher(of_its_own, self._finish)
+        self._fetcher.begin(fetch)
+        return fetch
 
     def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arriving:
         """See `interface.Fetching`."""
@@ -181,46 +190,10 @@ class ServerExchange:
         if self._log is not None:
             self._log.close()
 
-    def _dense_pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> DensePull:
-        for table, values in zip(tables, out, strict=True):
-            held = self._job.tables[table]
-            if not isinstance(held, DenseTable):
-                raise ExchangeError(f"{held.name} is a table of rows: it cannot be read whole.")
-            if values.shape != held.shape or values.dtype != getattr(torch, held.dtype) or not values.is_contiguous():
-                raise ExchangeError(
-                    f"{held.name} is {list(held.shape)} of {held.dtype}, and is read into a contiguous tensor of that; "
-                    f"given is {list(values.shape)} of {str(values.dtype).removeprefix('torch.')}."
-                )
+    def _pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted) -> Pull:
+        what = wanted(self._job, self._routes, tables, out, rows)
         self._number += 1
-        return DensePull(self._number, tables, out, clock, self._routes)
-
-    def _rows_pull(self, table: int, keys: Tensor, out: Tensor, clock: int) -> RowsPull:
-        held = self._job.tables[table]
-        if not isinstance(held, SparseTable):
-            raise ExchangeError(f"{held.name} is a dense table: it is read whole.")
-        shape, dtype = (len(keys), held.width), getattr(torch, held.dtype)
-        if keys.dtype != torch.int64 or out.shape != shape or out.dtype != dtype or not out.is_contiguous():
-            raise ExchangeError(
-                f"rows of {held.name}: {len(keys)} keys of {keys.dtype} into {list(out.shape)} of {out.dtype}; the "
-                f"table has int64 keys, and rows of {held.width} {held.dtype} are read into a contiguous tensor."
-            )
-        self._number += 1
-        return RowsPull(self._number, table, routed(keys, self._job.shards), out, clock)
-
-    def _read(self, pull: Pull) -> None:
-        self._check()
-        self._errands.begin(pull)
-        self._finish(self._errands, pull, lambda: self._settle(0))
-        self._taken(pull)
-
-    def _begin(self, pull: Pull) -> Fetch:
-        self._check()
-        if self._fetcher is None:
-            of_its_own = Errands(self._member, self._fetch_links, self._check, self._figures.awaited)
-            self._fetcher = Fetcher(of_its_own, self._finish)
-        fetch = Fetch(pull, lambda: self._settle(0), self._taken)
-        self._fetcher.begin(fetch)
-        return fetch
+        return Pull(self._number, what, clock)
 
     def _finish(self, of: Errands, pull: Pull, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait for a read and write it down."""

@@ -11,11 +11,11 @@ from paceline.errors import ExchangeError
 from paceline.exchange.client.actions import Actions
 from paceline.exchange.client.fetch import Arriving, in_order
 from paceline.exchange.client.outgoing import Compressor, Cutter
-from paceline.exchange.client.pulls import DensePull, Pull, RowsPull
+from paceline.exchange.client.pulls import Pull, wanted
 from paceline.exchange.client.pushes import Push
 from paceline.exchange.client.reads import ReadPositions
-from paceline.exchange.client.routes import DenseRoutes, routed
-from paceline.exchange.interface import Deal, Interrupted, Order, Pending, Rows
+from paceline.exchange.client.routes import DenseRoutes
+from paceline.exchange.interface import NO_ROWS, Deal, Interrupted, Order, Pending, Rows, RowsWanted
 from paceline.exchange.job import Job
 from paceline.exchange.replay.baton import Ended, Runner
 from paceline.exchange.replay.serial import Lines
@@ -75,17 +75,17 @@ class ReplayedExchange:
 
     def pull_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> None:
         """See `interface.Exchange`."""
-        self.fetch_rows(table, keys, out, clock).wait()
+        self.fetch((), (), clock, {table: (keys, out)}).wait()
 
-    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Pending:
+    def pull_together(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted) -> None:
         """See `interface.Fetching`."""
-        self._number += 1
-        return self._begin(DensePull(self._number, tables, out, clock, self._routes))
+        self.fetch(tables, out, clock, rows).wait()
 
-    def fetch_rows(self, table: int, keys: Tensor, out: Tensor, clock: int) -> Pending:
+    def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted = NO_ROWS) -> Pending:
         """See `interface.Fetching`."""
+        what = wanted(self._job, self._routes, tables, out, rows)
         self._number += 1
-        return self._begin(RowsPull(self._number, table, routed(keys, self._job.shards), out, clock))
+        return _Replayed(Pull(self._number, what, clock), self._actions, self._lines, self._runner, self._reads)
 
     def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arriving:
         """See `interface.Fetching`."""
@@ -126,9 +126,6 @@ class ReplayedExchange:
             if number > self._number and positions is not None:
                 for shard, position in positions.items():
                     self._lines[shard].forget((position,))
-
-    def _begin(self, pull: Pull) -> _Replayed:
-        return _Replayed(pull, self._actions, self._lines, self._runner, self._reads)
 
 
 class _Replayed:
