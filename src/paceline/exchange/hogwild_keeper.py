@@ -31,7 +31,7 @@ _REPORT_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-def keep(directory: Directory, rows: int = 1 << 20) -> None:
+def keep(directory: Directory, rows: int = 1 << 22) -> None:
     """Keep the memory of a job until the job is over.
 
     Args:
@@ -66,9 +66,21 @@ def keep(directory: Directory, rows: int = 1 << 20) -> None:
             elif what:
                 raise ExchangeError(what)
             else:
+                memory.path.unlink(missing_ok=True)  # what was learnt is in the last snapshot
                 return
     finally:
         member.close()
+
+
+def attach(directory: Directory, member: Member) -> Memory:
+    """Return the memory of a job, once its keeper has made it.
+
+    Raises:
+        ExchangeError: it is of another job or host.
+    """
+    while not member.view.chains and not member.ended and not member.fenced:
+        member.wait_for_view(member.view.epoch, 1)
+    return Memory.attach(directory.memory, directory.read().job)
 
 
 def _write(memory: Memory, directory: Directory, request: SnapshotRequest, member: Member) -> None:
@@ -105,7 +117,7 @@ def main() -> int:
     """Keep the memory until the job is over."""
     parser = argparse.ArgumentParser(prog="python -m paceline.exchange.hogwild_keeper", description=__doc__)
     parser.add_argument("directory", type=Path, help="of the job's exchange")
-    parser.add_argument("--rows", type=int, default=1 << 20, help="how many rows each sparse table may have")
+    parser.add_argument("--rows", type=int, default=1 << 22, help="how many rows each sparse table may have")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.register(signal.SIGUSR1)

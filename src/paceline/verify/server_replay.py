@@ -81,6 +81,11 @@ def verify_replay(root: Path) -> ReplayReport:
     recipe = load_recipe(run.config)
     if recipe.server is None:
         raise ExchangeError(f"{run.config} has no section `server`.")
+    if recipe.server.is_hogwild:
+        raise ExchangeError(
+            f"{root} cannot be replayed: workers of hogwild write to one memory without locks, in no order that "
+            "anybody sees."
+        )
     groups: list[int | None] = [None]
     if recipe.server.deployment == "groups":
         groups = list(range(recipe.server.groups))

@@ -13,7 +13,7 @@ import torch
 from paceline.errors import ExchangeError
 from paceline.exchange import hogwild_memory
 from paceline.exchange.hogwild import HogwildExchange
-from paceline.exchange.hogwild_keeper import keep
+from paceline.exchange.hogwild_keeper import attach, keep
 from paceline.exchange.hogwild_memory import Memory
 from paceline.exchange.hogwild_snapshot import begin
 from paceline.exchange.interface import Order, Rows
@@ -76,11 +76,12 @@ def test_a_job_without_servers_is_dealt_done_and_written(tmp_path: Path) -> None
         while lost.next_task().order is not Order.TASK:
             pass
         lost.close()  # it was dealt something, and is gone
-        memory = Memory.attach(place.directory.memory, JOB)
+        memory = attach(place.directory, place.member())
         _threads(2, lambda: _work(HogwildExchange(memory), place.member(Role.WORKER)))
         place.phase("finished")
         keeper.join(30)
         assert not keeper.is_alive() and not failed
+        assert not place.directory.memory.exists()
         (number,) = {event["number"] for event in place.events("snapshot")}
         directory = place.directory.snapshot(number)
         assert Manifest.read(directory).first_task == TASKS

@@ -7,7 +7,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +48,7 @@ def charter_for(server: ServerSection, job: Job, terms: Terms, directory: Direct
         transport=server.transport,
         streams=server.streams,
         bind=server.bind,
-        log=server.log,
+        log=server.log and not server.is_hogwild,
     )
 
 
@@ -61,16 +61,25 @@ class Cluster:
         children: where processes are started.
         replace: whether servers that die are started anew.
         label: of a group, in names of processes; empty where there is only one exchange.
+        server: module that a server runs, and its arguments after the directory.
     """
 
     def __init__(
-        self, directory: Directory, charter: Charter, children: Children, *, replace: bool, label: str = ""
+        self,
+        directory: Directory,
+        charter: Charter,
+        children: Children,
+        *,
+        replace: bool,
+        label: str = "",
+        server: Sequence[str] = ("paceline.exchange.server",),
     ) -> None:
         self.directory = directory
         self.charter = charter
         self.label = label
         self._children = children
         self._replace = replace
+        self._server = server
         self._servers: dict[str, Child] = {}
         self._leaving: set[str] = set()
         self._coordinator: Child | None = None
@@ -92,8 +101,8 @@ class Cluster:
         """Start a server; returns its name."""
         name = f"server{self.label}-{self._next}"
         self._next += 1
-        root = str(self.directory.root)
-        self._servers[name] = self._children.start(name, "paceline.exchange.server", root)
+        module, *arguments = self._server
+        self._servers[name] = self._children.start(name, module, str(self.directory.root), *arguments)
         return name
 
     def dismiss(self, server: str) -> None:
@@ -117,7 +126,7 @@ class Cluster:
             if server.code is None:
                 continue
             del self._servers[name]
-            if name in self._leaving:
+            if name in self._leaving or server.code == 0:  # 0: somebody else had it leave, or the job is over
                 log.info("%s left", name)
                 self._children.forget(server)
                 continue

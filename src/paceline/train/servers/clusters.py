@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.train.servers.cluster import Cluster
@@ -23,7 +24,10 @@ class Clusters:
     def __init__(self, made: Made, children: Children, server: ServerSection) -> None:
         self._colocated = server.deployment == "colocated"
         grouped = server.deployment == "groups"
-        self.main = Cluster(*made.main, children, replace=server.replace)
+        served: Sequence[str] = ("paceline.exchange.server",)
+        if server.is_hogwild:
+            served = ("paceline.exchange.hogwild_keeper", "--rows", str(server.rows))
+        self.main = Cluster(*made.main, children, replace=server.replace, server=served)
         self.groups = [self.main]
         if grouped:
             self.groups = [

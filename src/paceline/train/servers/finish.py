@@ -53,7 +53,7 @@ def finish(
         speaker.console.rule("what the model writes")
         speaker.say(text)
         speaker.console.rule()
-    speaker.say(_next_steps(run, report, logged=recipe.server is not None and recipe.server.log))
+    speaker.say(_next_steps(run, report, logged=directory.read().log))
 
 
 def newest(directory: Directory, job: Job) -> Tables:

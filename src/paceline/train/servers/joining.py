@@ -9,6 +9,7 @@ from typing import Final
 
 from paceline.errors import ExchangeError, RankFailed
 from paceline.runtime.job.signals import NotedSignals
+from paceline.train.recipe import load_recipe
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.nursery import Nursery
 from paceline.train.servers.processes import Child, Children
@@ -35,6 +36,9 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
     run = RunDirectory(root)
     directory = exchange_of(run, group)
     directory.read()
+    section = load_recipe(run.config).server
+    if kind == "server" and section is not None and section.is_hogwild:
+        raise ExchangeError(f"workers of {root} share memory (server.consistency: hogwild), and there are no servers.")
     if group is None and (root / "groups").is_dir():
         groups = sorted(path.name for path in (root / "groups").iterdir())
         raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(groups)}.")

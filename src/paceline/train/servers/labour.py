@@ -15,6 +15,9 @@ from typing import Any, Final
 from safetensors.torch import save_file
 
 from paceline.exchange.client.client import ServerExchange
+from paceline.exchange.hogwild import HogwildExchange
+from paceline.exchange.hogwild_keeper import attach
+from paceline.exchange.interface import Dealer
 from paceline.exchange.membership.member import Fenced, Member
 from paceline.exchange.membership.seats import Role
 from paceline.exchange.terms import Charter
@@ -135,7 +138,13 @@ def _work_as(
 ) -> None:
     assert recipe.server is not None
     compression = compressor_of(recipe.server.compression, charter.job)
-    exchange = ServerExchange(charter, member, secret, exchange_of(run, group), compression)
+    exchange: ServerExchange | HogwildExchange
+    dealer: Dealer = member
+    if recipe.server.is_hogwild:
+        exchange = HogwildExchange(attach(exchange_of(run, group), member))
+    else:
+        exchange = ServerExchange(charter, member, secret, exchange_of(run, group), compression)
+        dealer = exchange.logged(member)
     path = work_of(run, member.id, group)
     pieces, size = recipe.server.tasks_of_a_step, charter.job.pieces
 
@@ -146,7 +155,7 @@ def _work_as(
     try:
         Worker(
             exchange,
-            exchange.logged(member),
+            dealer,
             parts.computer,
             parts.portions,
             validation=parts.validation,

@@ -142,6 +142,7 @@ class ServerSection(Section):
         log: whether what was applied is logged, for a replay.
         replace: whether servers and workers that die are started anew.
         groups: how many, for `groups`.
+        rows: with hogwild, how many each sparse table may have.
         sync_every: steps after which a group meets the global servers.
     """
 
@@ -165,6 +166,7 @@ class ServerSection(Section):
     log: Flag = True
     replace: Flag = True
     groups: Count = 2
+    rows: Count = 1 << 22
     sync_every: Count = 10
 
     @field_validator("compression")
@@ -211,13 +213,17 @@ class ServerSection(Section):
             )
         if self.sparse == HOGWILD and not self.is_hogwild:
             raise complaint("hogwild is for all tables or for none: set server.consistency to it.", "sparse")
-        if (self.damp_stale or self.average_every) and self.is_hogwild:
-            key = "damp_stale" if self.damp_stale else "average_every"
-            raise complaint(f"server.{key} is for servers, and with hogwild there are none.", key)
+        if self.is_hogwild:
+            self._check_hogwild()
         self._check_modes()
         if self.deployment == "groups":
             self._check_groups()
         return self
+
+    def _check_hogwild(self) -> None:
+        for key in ("deployment", "servers", "replication", "average_every", "damp_stale", "compression"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise complaint(f"server.{key} is for servers, and with hogwild there are none; leave it out.", key)
 
     def _check_modes(self) -> None:
         dense, sparse = self.dense_consistency, self.sparse_consistency
