@@ -48,14 +48,16 @@ class Int8(Codec):
         count = math.prod(shape)
         needs(_are(tensors, (torch.int8, count), (torch.float32, _blocks(count, Int8.block))), Int8, tensors, shape)
         values = torch.empty(count, dtype=dtype)
-        for start, part in Int8._parts(*tensors):
+        whole, scales = tensors
+        for start, part in Int8._parts(whole, scales):
             values[start : start + len(part)] = part
         return values.view(tuple(shape))
 
     def take_off(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
         """See `Codec`."""
         flat = values.view(-1)
-        for start, part in Int8._parts(*tensors):
+        whole, scales = tensors
+        for start, part in Int8._parts(whole, scales):
             flat[start : start + len(part)].sub_(part.to(values.dtype))
 
     @staticmethod
@@ -97,15 +99,17 @@ class OneBit(Codec):
         count = math.prod(shape)
         kinds = (torch.uint8, -(-count // 8)), (torch.float32, _blocks(count, OneBit.block))
         needs(_are(tensors, *kinds), OneBit, tensors, shape)
+        signs, scales = tensors
         values = torch.empty(count, dtype=dtype)
-        for start, part in OneBit._parts(*tensors, count):
+        for start, part in OneBit._parts(signs, scales, count):
             values[start : start + len(part)] = part
         return values.view(tuple(shape))
 
     def take_off(self, values: Tensor, tensors: Sequence[Tensor]) -> None:
         """See `Codec`."""
         flat = values.view(-1)
-        for start, part in OneBit._parts(*tensors, len(flat)):
+        signs, scales = tensors
+        for start, part in OneBit._parts(signs, scales, len(flat)):
             flat[start : start + len(part)].sub_(part.to(values.dtype))
 
     @staticmethod
