@@ -13,10 +13,11 @@ import math
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import ExchangeError
@@ -44,7 +45,17 @@ _TYPES: Final = (
     torch.float32,
     torch.float64,
 )
-_NUMBER_OF: Final = {dtype: number for number, dtype in enumerate(_TYPES)}
+_SIZES: Final = tuple(dtype.itemsize for dtype in _TYPES)
+_BFLOAT16: Final = _TYPES.index(torch.bfloat16)
+NUMPY_TYPES: Final = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in _TYPES if dtype is not torch.bfloat16
+}
+"""Types that NumPy has too: it makes arrays of memory in fewer calls than PyTorch makes tensors."""
+_NUMBERS: Final = {NUMPY_TYPES[dtype].num: number for number, dtype in enumerate(_TYPES) if dtype in NUMPY_TYPES}
+_SHAPES: Final = tuple(struct.Struct(f"<BB{rank}Q") for rank in range(_MAX_RANK + 1))
+
+Laid: TypeAlias = tuple[int, NDArray[Any]]
+"""Number of a tensor's type, and where it lies."""
 
 
 class Head(NamedTuple):
@@ -83,30 +94,31 @@ def encoded(frame: Frame) -> tuple[bytes, list[memoryview]]:
     Raises:
         ExchangeError: the frame cannot be sent.
     """
-    tensors = [_plain(tensor) for tensor in frame.tensors]
-    shapes = b"".join(map(_shape, tensors))
+    laid = [_laid(tensor) for tensor in frame.tensors]
+    shapes = b"".join([_SHAPES[at.ndim].pack(number, at.ndim, *at.shape) for number, at in laid])
     numbers = np.ascontiguousarray(frame.numbers, dtype=np.int64).tobytes()
     text = frame.text.encode()
     if len(numbers) + len(shapes) + len(text) > _MAX_REST_BYTES:
         raise ExchangeError(
-            f"a frame with {len(numbers) // 8} numbers, {len(tensors)} tensors and {len(text)} bytes of text is too "
+            f"a frame with {len(numbers) // 8} numbers, {len(laid)} tensors and {len(text)} bytes of text is too "
             f"large; what is not tensors may have {_MAX_REST_BYTES >> 20} MiB. Send large things as tensors."
         )
-    total = sum(tensor.nbytes for tensor in tensors)
+    views = [at.data.cast("B") for _, at in laid if at.size]
+    total = sum(map(len, views))
     if total > MAX_TENSOR_BYTES:
         raise ExchangeError(
             f"tensors of {total} bytes do not go into one frame, which may have {MAX_TENSOR_BYTES >> 30} GiB; "
             "divide the job into more shards."
         )
     fields = frame.epoch, frame.request, frame.worker, frame.sequence, frame.clock, frame.weight
-    counts = len(tensors), len(numbers) // 8, len(shapes), len(text)
+    counts = len(laid), len(numbers) // 8, len(shapes), len(text)
     try:
         head = _HEAD.pack(_MAGIC, frame.kind, 0, *counts, *fields)
     except struct.error as error:
         raise ExchangeError(
             f"a frame of kind {frame.kind} has a field that is no number of 64 bits: {error}"
         ) from error
-    return b"".join((head, numbers, shapes, text)), [_bytes(tensor) for tensor in tensors if tensor.numel()]
+    return b"".join((head, numbers, shapes, text)), views
 
 
 def in_segment(first: bytes, segment: int) -> bytes:
@@ -164,30 +176,30 @@ def nbytes(meta: Meta) -> int:
 
 def views_of(tensors: Sequence[Tensor]) -> list[memoryview]:
     """Return where tensors lie, those that are not empty. They are contiguous."""
-    return [_bytes(tensor) for tensor in tensors if tensor.numel()]
+    return [at.data.cast("B") for _, at in map(_laid, tensors) if at.size]
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _laid(tensor: Tensor) -> Laid:
+    try:
+        at: NDArray[Any] = tensor.numpy()
+        number = _NUMBERS[at.dtype.num]
+    except (TypeError, RuntimeError, KeyError):  # it is bfloat16 or has a gradient, or cannot be sent
+        number, at = _laid_otherwise(tensor)
+    return number, at if at.flags.c_contiguous else np.ascontiguousarray(at)
+
+
+def _laid_otherwise(tensor: Tensor) -> Laid:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise ExchangeError(
             f"a tensor on {tensor.device} with layout {tensor.layout} cannot be sent; bring it to the CPU, dense."
         )
-    if tensor.dtype not in _NUMBER_OF:
+    if tensor.dtype not in _TYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
         raise ExchangeError(f"tensors of type {tensor.dtype} cannot be sent; those of {known} can.")
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    return plain if plain.is_contiguous() else plain.contiguous()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    if tensor.dtype is torch.bfloat16:  # NumPy has no such type
-        tensor = tensor.view(torch.int16)
-    return tensor.numpy().data.cast("B")
-
-
-def _shape(tensor: Tensor) -> bytes:
-    shape = tensor.shape
-    return struct.pack(f"<BB{len(shape)}Q", _NUMBER_OF[tensor.dtype], len(shape), *shape)
+    plain = tensor.detach().resolve_neg()
+    if plain.dtype is torch.bfloat16:
+        return _BFLOAT16, plain.view(torch.int16).numpy()
+    return _TYPES.index(plain.dtype), plain.numpy()
 
 
 def _metas(count: int, shapes: memoryview) -> list[Meta]:
@@ -198,9 +210,9 @@ def _metas(count: int, shapes: memoryview) -> list[Meta]:
         number, rank = shapes[at], shapes[at + 1]
         if number >= len(_TYPES) or rank > _MAX_RANK:
             raise ExchangeError(f"a frame has a tensor of unknown type {number} with {rank} dimensions.")
-        shape = struct.unpack_from(f"<{rank}Q", shapes, at + 2)
+        shape = _SHAPES[rank].unpack_from(shapes, at)[2:]
         at += 2 + 8 * rank
-        total += math.prod(max(extent, 1) for extent in shape) * _TYPES[number].itemsize
+        total += math.prod([extent or 1 for extent in shape]) * _SIZES[number]
         if total > MAX_TENSOR_BYTES:
             raise ExchangeError(
                 f"a frame announces tensors of more than {MAX_TENSOR_BYTES >> 30} GiB, among them one of shape {shape}."

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from mmap import mmap
+from typing import Final, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import ExchangeError
-from paceline.exchange.wire.codec import nbytes
+from paceline.exchange.wire.codec import NUMPY_TYPES, nbytes
 from paceline.exchange.wire.frame import Frame, Meta, Placing
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
+Held: TypeAlias = memoryview | mmap
 
 _ALIGNMENT: Final = 64
 _SMALLEST: Final = 64 << 10
@@ -36,18 +37,18 @@ def offsets(metas: Sequence[Meta]) -> tuple[list[int], int]:
     return aligned(map(nbytes, metas))
 
 
-def tensors_in(memory: Buffer, metas: Sequence[Meta], starts: Sequence[int]) -> list[Tensor]:
+def tensors_in(memory: Held, metas: Sequence[Meta], starts: Sequence[int]) -> list[Tensor]:
     """Return tensors that lie in memory."""
     return [_tensor(memory, meta, start) for meta, start in zip(metas, starts, strict=True)]
 
 
-def _tensor(memory: Buffer, meta: Meta, start: int) -> Tensor:
+def _tensor(memory: Held, meta: Meta, start: int) -> Tensor:
     dtype, shape = meta
-    count = math.prod(shape)
-    if not count:
+    if dtype in NUMPY_TYPES:
+        return torch.from_numpy(np.ndarray(shape, NUMPY_TYPES[dtype], memory, start))
+    if not math.prod(shape):
         return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
-    return flat if len(shape) == 1 else flat.view(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start).view(shape)
 
 
 class Memory:
@@ -65,7 +66,8 @@ class Memory:
         Raises:
             ExchangeError: there is not as much memory.
         """
-        starts, total = offsets(metas)
+        counts = [nbytes(meta) for meta in metas]
+        starts, total = aligned(counts)
         self._most, self._frames = max(self._most, total), self._frames + 1
         if self._frames == _PATIENCE:
             if 2 * self._most < len(self._held) > _SMALLEST:
@@ -74,7 +76,6 @@ class Memory:
         if total > len(self._held):
             self._held = memoryview(bytearray())  # the old one goes first
             self._held = _allocated(max(total, _SMALLEST))
-        counts = map(nbytes, metas)
         pieces = [self._held[start : start + count] for start, count in zip(starts, counts, strict=True) if count]
         return tensors_in(self._held, metas, starts), pieces
 
