@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Exception):
-    """A read would wait for a task whose worker is gone: ask for that task, compute it first, and read again."""
+    """A read would wait for a task whose worker is gone: ask for that task, compute it first, and read again.
+
+    No read that was begun before is under way any more, and what they brought is not to be used.
+    """
 
 
 class Order(Enum):

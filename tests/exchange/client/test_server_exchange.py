@@ -190,6 +190,24 @@ def test_who_waits_for_a_task_of_somebody_who_is_gone_is_interrupted(ahead: bool
         exchange.close()
 
 
+def test_nothing_is_under_way_once_a_read_gave_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = threading.current_thread()  # by the time that others look, somebody else has taken the task
+    monkeypatch.setattr(Member, "orphans", property(lambda self: threading.current_thread() is me))
+    with loopback(job("bsp"), 2) as there:
+        exchange, _ = worker(there)
+        held, later = torch.full((150, 200), 3.0), torch.empty(7, dtype=torch.float64)
+        pending = exchange.fetch([0], [held], 2)  # of a task of which this worker has the one before in hand
+        other = exchange.fetch([1], [later], 0)
+        with pytest.raises(Interrupted):
+            dense(exchange, 1)
+        with pytest.raises(Interrupted):
+            pending.wait()
+        other.wait()
+        exchange.push([0], {0: torch.ones(150, 200)}, {})
+        assert torch.equal(held, torch.full((150, 200), 3.0)) and dense(exchange, 1)[0][0, 0] == -1
+        exchange.close()
+
+
 def test_a_read_waits_for_a_push_of_its_own_that_was_refused() -> None:
     with loopback(job("ssp(0)"), 2) as there:
         exchange, _ = worker(there, outstanding=4)

@@ -125,13 +125,17 @@ class ServerExchange:
         self._check()
         pull = self._pull(tables, out, clock, rows)
         self._errands.begin(pull)
-        self._finish(self._errands, pull, lambda: self._settle(0))
+        try:
+            self._finish(self._errands, pull, lambda: self._settle(0))
+        except Interrupted:
+            self._drain()
+            raise
         self._taken(pull)
 
     def fetch(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted = NO_ROWS) -> Fetch:
         """See `interface.Fetching`."""
         self._check()
-        fetch = Fetch(self._pull(tables, out, clock, rows), lambda: self._settle(0), self._taken)
+        fetch = Fetch(self._pull(tables, out, clock, rows), lambda: self._settle(0), self._drain, self._taken)
         if self._fetcher is None:
             of_its_own = Errands(self._member, self._fetch_links, self._check, self._figures.awaited)
             self._fetcher = Fetcher(of_its_own, self._finish)
@@ -207,6 +211,11 @@ class ServerExchange:
         if self._log is not None:
             self._log.pulled(pull.number, pull.positions)
         self._figures.pulled(time.monotonic() - began, pull.rows, pull.waited_s)
+
+    def _drain(self) -> None:
+        """Return when no read is under way beside this thread."""
+        if self._fetcher is not None:
+            self._fetcher.drain()
 
     def _taken(self, pull: Pull) -> None:
         self._reads.read(pull.tables, pull.positions)

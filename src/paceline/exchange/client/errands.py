@@ -115,6 +115,9 @@ class Errands:
     Args:
         check: raises where this worker may go on no longer.
         awaited: told for which tasks a read waits.
+
+    Attributes:
+        hurry: whether reads that have to wait give way, orphans or not. Any thread may set it.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class Errands:
         awaited: Callable[[Sequence[int]], None],
     ) -> None:
         self._membership, self._links, self._check, self._awaited = membership, links, check, awaited
+        self.hurry = False
 
     def begin(self, errand: Errand) -> None:
         """Ask for what is pending, of the newest view."""
@@ -172,7 +176,7 @@ class Errands:
                 _LOG.warning("%s", _waiting(errand, self._membership.view, now - began))
             if errand.awaited:
                 self._awaited(errand.awaited)
-                if self._membership.orphans:
+                if self._membership.orphans or self.hurry:
                     raise Interrupted
             meanwhile()
             if errand.refused:

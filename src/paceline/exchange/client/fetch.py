@@ -27,27 +27,40 @@ class Fetch:
 
     Args:
         settle: called once where waiting takes longer: nothing of this worker may be left undone meanwhile.
+        drain: called before it is told that a read gave way: returns when none is under way.
         taken: called when it counts as read.
     """
 
-    def __init__(self, pull: Pull, settle: Callable[[], None], taken: Callable[[Pull], None]) -> None:
+    def __init__(
+        self, pull: Pull, settle: Callable[[], None], drain: Callable[[], None], taken: Callable[[Pull], None]
+    ) -> None:
         self.pull = pull
-        self._settle, self._taken = settle, taken
+        self._settle, self._drain, self._taken = settle, drain, taken
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._waited = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has come, or will not."""
+        return self._ended.is_set()
 
     def end(self, error: BaseException | None = None) -> None:
         """It has come, or will not."""
         self._error = error
         self._ended.set()
 
-    def wait(self) -> None:
-        """See `interface.Pending`."""
+    def come(self) -> None:
+        """Return when it has come, or will not."""
         if not self._ended.wait(_SOON_S):
             self._settle()
             self._ended.wait()
+
+    def wait(self) -> None:
+        """See `interface.Pending`."""
+        self.come()
         if isinstance(self._error, Interrupted):
+            self._drain()
             raise Interrupted
         if self._error is not None:
             raise ExchangeError(f"a read ahead failed: {self._error}") from self._error
@@ -67,12 +80,22 @@ class Fetcher:
     def __init__(self, errands: Errands, finish: Callable[[Errands, Pull], None]) -> None:
         self._errands, self._finish = errands, finish
         self._queue: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
+        self._begun: list[Fetch] = []  # since the last that was known to have ended; of the worker's thread
         self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
         self._thread.start()
 
     def begin(self, fetch: Fetch) -> None:
         """Begin a read."""
+        self._begun = [held for held in self._begun if not held.ended] + [fetch]
         self._queue.put(fetch)
+
+    def drain(self) -> None:
+        """Return when no read is under way; those that have to wait, maybe for this very worker, give way."""
+        self._errands.hurry = True
+        for fetch in self._begun:
+            fetch.come()
+        self._begun = []
+        self._errands.hurry = False
 
     def close(self) -> None:
         """Return when the thread has ended; links are closed by then, so that it waits for nobody."""

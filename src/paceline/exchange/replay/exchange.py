@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -62,6 +62,7 @@ class ReplayedExchange:
         self._routes = DenseRoutes(job)
         self._cutter = Cutter(job, self._routes, compression)
         self._reads = ReadPositions()
+        self._begun: list[_Replayed] = []
         self._number = self._sequence = 0
 
     @property
@@ -85,7 +86,9 @@ class ReplayedExchange:
         """See `interface.Fetching`."""
         what = wanted(self._job, self._routes, tables, out, rows)
         self._number += 1
-        return _Replayed(Pull(self._number, what, clock), self._actions, self._lines, self._runner, self._reads)
+        read = _Replayed(Pull(self._number, what, clock), self._actions, self._lines)
+        self._begun = [held for held in self._begun if not held.has_come] + [read]
+        return _Pending(read, self._wait)
 
     def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arriving:
         """See `interface.Fetching`."""
@@ -127,36 +130,58 @@ class ReplayedExchange:
                 for shard, position in positions.items():
                     self._lines[shard].forget((position,))
 
+    def _wait(self, read: _Replayed) -> None:
+        if read.gave_way:
+            self._runner.wait(lambda: all(held.has_come for held in self._begun))
+            raise Interrupted
+        if read.positions is None:  # it was killed before
+            raise Ended
+        self._runner.wait(lambda: read.has_come)
+        if not read.counted:
+            read.counted = True
+            self._reads.read(read.pull.tables, read.positions)
+
 
 class _Replayed:
-    """A read. See `interface.Pending`."""
+    """A read, at the positions that are written; what came to no end is not there at all.
 
-    def __init__(self, pull: Pull, actions: Actions, lines: Lines, runner: Runner, reads: ReadPositions) -> None:
-        self._pull, self._runner, self._reads = pull, runner, reads
-        self._written = pull.number in actions.pulls
-        self._positions = actions.pulls.get(pull.number)
-        self._waited = False
-        if self._positions is None:
+    Attributes:
+        gave_way: to a task whose worker was gone.
+        counted: it was waited for.
+    """
+
+    def __init__(self, pull: Pull, actions: Actions, lines: Lines) -> None:
+        self.pull = pull
+        self.positions = actions.pulls.get(pull.number)
+        self.gave_way = self.positions is None and pull.number in actions.pulls
+        self.counted = False
+        if self.positions is None:
+            pull.pending.clear()
             return
-        if self._positions.keys() != pull.pending:
+        if self.positions.keys() != pull.pending:
             raise ExchangeError(
-                f"read {pull.number} of worker {actions.worker} was of shards {sorted(self._positions)}, and is now of "
+                f"read {pull.number} of worker {actions.worker} was of shards {sorted(self.positions)}, and is now of "
                 f"{sorted(pull.pending)}: its loop does not depend on what it reads and is dealt alone."
             )
-        for shard, position in self._positions.items():
+        for shard, position in self.positions.items():
             lines[shard].want(position, partial(self._take, shard))
 
+    @property
+    def has_come(self) -> bool:
+        """Whether nothing of it is missing."""
+        return not self.pull.pending
+
     def _take(self, number: int, shard: Shard) -> None:
-        self._pull.read(number, shard)
-        self._pull.pending.discard(number)
+        self.pull.read(number, shard)
+        self.pull.pending.discard(number)
+
+
+class _Pending:
+    """See `interface.Pending`."""
+
+    def __init__(self, read: _Replayed, wait: Callable[[_Replayed], None]) -> None:
+        self._read, self._wait = read, wait
 
     def wait(self) -> None:
         """See `interface.Pending`."""
-        if not self._written:
-            raise Ended
-        if self._positions is None:
-            raise Interrupted
-        self._runner.wait(lambda: not self._pull.pending)
-        if not self._waited:
-            self._waited = True
-            self._reads.read(self._pull.tables, self._positions)
+        self._wait(self._read)
