@@ -63,6 +63,10 @@ def test_another_secret_is_refused_with_advice(client: bytes) -> None:
     assert SECRET.decode() not in str(told)
 
 
+def test_an_empty_secret_is_none() -> None:
+    assert all(type(error) is ExchangeError for error in both(b"", b""))
+
+
 def test_a_client_that_goes_on_without_knowing_is_refused() -> None:
     error = server_hears(lambda sock: sock.sendall(GREETING + bytes(32) + bytes(32)))
     assert type(error) is ExchangeError

@@ -178,6 +178,15 @@ def test_close_wakes_who_accepts(listener: Listener) -> None:
         assert all(isinstance(one.exception(10), ConnectionLost) for one in waiting)
 
 
+def test_who_was_let_in_and_never_accepted_is_let_go(listener: Listener) -> None:
+    client = connect(listener.address, SECRET, transport="unix")
+    time.sleep(0.1)
+    listener.close()
+    with pytest.raises(ConnectionLost):
+        client.receive()
+    client.close()
+
+
 def test_only_loopback_hears(listener: Listener) -> None:
     assert listener.address.host == "127.0.0.1"
     assert os.stat(listener.address.unix).st_mode & 0o777 == 0o600

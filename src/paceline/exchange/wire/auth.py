@@ -42,6 +42,8 @@ def authenticate(sock: socket.socket, secret: bytes, *, server: bool, timeout_s:
         ConnectionLost: the peer is gone, or says nothing.
         ExchangeError: the peer is something else, or its secret is another.
     """
+    if not secret:
+        raise ExchangeError("the job's secret is empty, so anybody knows it; set PACELINE_SECRET to some text.")
     before = sock.gettimeout()
     talk = _Talk(sock, time.monotonic() + timeout_s)
     try:

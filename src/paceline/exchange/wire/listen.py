@@ -97,7 +97,7 @@ class Listener:
                 return
             self._closed = True
             pending = [*self._pending]
-        self._ready.put(None)
+        self._drain()
         for sock in (*self._sockets, *pending):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -154,7 +154,7 @@ class Listener:
                 self._drain()
 
     def _drain(self) -> None:
-        """Close connections that nobody will accept any more."""
+        """Close connections that nobody will accept any more, and wake who waits for one."""
         with contextlib.suppress(queue.Empty):
             while True:
                 connection = self._ready.get_nowait()
