@@ -4,7 +4,7 @@ It has parts, each with settings of its own (`--set key=value`); `parts` says wh
 `server_transports`): push and pull of tensors and rows by each transport, the raw limits, and peers, in one run. `rows`
 (see `server_rows`): rows read and updated in the table itself, by one core. `compression` (see
 `server_compression`): how small and how fast. `recovery` (see `server_recovery`): stalls
-after kills, and how long who joins takes.
+after kills, and how long who joins takes. `ctr` (see `server_ctr`): samples a second of the recipe of clicks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ PARTS: Final = {
     "rows": "paceline.bench.server_rows",
     "compression": "paceline.bench.server_compression",
     "recovery": "paceline.bench.server_recovery",
+    "ctr": "paceline.bench.server_ctr",
 }
 """What `parts` may name: a module with `KEYS`, the settings it knows, `run(options)`, which returns its share of
 `--json`, and `show(console, result)`, which prints that. `settings` of what it returns stand under its name."""

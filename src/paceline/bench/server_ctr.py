@@ -2,7 +2,9 @@
 
 Peers are in one process, with dense gradients of tables and with sparse ones, and under DDP with dense ones, which sums
 gradients of whole tables. All train the same model by Adagrad on the same samples, and take turns; each turn is a job
-of its own, and its first third does not count.
+of its own, and its first third does not count. Settings: `ctr_rounds`, `ctr_steps` (of a turn), `ctr_batch`,
+`ctr_workers`, `ctr_rows` (of tables that are kept whole; the log has about as many keys). Beside it: lines a second
+that sources of text files read and parse, a batch of random lines at a time, by processor time.
 """
 
 from __future__ import annotations
@@ -10,23 +12,30 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from paceline.bench import options as given
 from paceline.bench.results import found
 from paceline.bench.statistics import ratios, spread
 from paceline.errors import RecipeError
 from paceline.runtime.job.launch import launch
+from paceline.train.data import open_source
+from paceline.train.data.config import CriteoData, LibsvmData
 from paceline.train.metrics import read_metrics
 
+RECIPE: Final = Path(__file__).parents[3] / "recipes/ctr.yaml"
 _LIMIT_S: Final = 600.0
 _COUNTED_FROM: Final = 1 / 3
 """The part of a turn that goes to captures, caches and connections."""
@@ -42,47 +51,48 @@ class Contestant(StrEnum):
 
 
 @dataclass(frozen=True)
-class CtrSettings:
-    """How much is measured.
+class Settings:
+    """What `--set` can change."""
 
-    Attributes:
-        rounds: how often everybody has a turn.
-        steps: of a turn.
-        batch: samples of a step, over all workers.
-        workers: of ours, and ranks of DDP.
-        rows: of the tables that peers keep whole; the made-up log has about as many different keys.
-        recipe: the file.
-    """
-
-    rounds: int = 3
-    steps: int = 90
-    batch: int = 4096
-    workers: int = 2
-    rows: tuple[int, ...] = (100_000, 1_000_000)
-    recipe: Path = Path(__file__).parents[3] / "recipes/ctr.yaml"
+    ctr_rounds: int = 3
+    ctr_steps: int = 90
+    ctr_batch: int = 4096
+    ctr_workers: int = 2
+    ctr_rows: tuple[int, ...] = (100_000, 1_000_000)
 
 
-def measure_ctr(settings: CtrSettings) -> dict[str, Any]:
-    """Return samples a second of each contestant, by rows of the tables, with quartiles, and how ours compare.
+READERS: Final[dict[str, given.Reader]] = {
+    "ctr_rounds": partial(given.whole_number, least=1),
+    "ctr_steps": partial(given.whole_number, least=3),
+    "ctr_batch": partial(given.whole_number, least=2),
+    "ctr_workers": partial(given.whole_number, least=1),
+    "ctr_rows": partial(given.whole_numbers, least=100),
+}
+KEYS: Final = tuple(READERS)
+
+
+def run(options: dict[str, str]) -> dict[str, Any]:
+    """Measure; return `ctr`, with samples a second and how ours compare by rows of the tables, and `settings`.
 
     Raises:
-        RecipeError: the recipe is not there; it comes with the repository, not with the package.
+        RecipeError: a setting is unknown, or the recipe is not there: it comes with the repository, not the package.
         RankFailed: a peer failed.
     """
-    if not settings.recipe.exists():
-        raise RecipeError(f"there is no {settings.recipe}; run this benchmark from the repository.")
-    rounds: dict[str, dict[str, list[float]]] = {
-        str(rows): {who.value: [] for who in Contestant} for rows in settings.rows
-    }
-    everybody = [(rows, who) for rows in settings.rows for who in Contestant]
+    settings = given.settings_with(Settings(), options, READERS)
+    if not RECIPE.exists():
+        raise RecipeError(f"there is no {RECIPE}; run this part of the benchmark from the repository.")
+    everybody = [(rows, who) for rows in settings.ctr_rows for who in Contestant]
+    rounds: dict[str, dict[str, list[float]]] = {str(rows): {} for rows in settings.ctr_rows}
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("samples a second of recipes/ctr.yaml", total=settings.rounds * len(everybody))
-        for turn in range(settings.rounds):
+        task = progress.add_task("samples a second of recipes/ctr.yaml", total=settings.ctr_rounds * len(everybody))
+        for turn in range(settings.ctr_rounds):
             first = turn % len(everybody)
             for rows, who in everybody[first:] + everybody[:first]:
-                rounds[str(rows)][who].append(_turn(who, rows, settings))
+                rounds[str(rows)].setdefault(who.value, []).append(_turn(who, rows, settings))
                 progress.advance(task)
-    return {"samples_s": {rows: _summary(times) for rows, times in rounds.items()}, "rounds": rounds}
+    speeds = {rows: _summary(found) for rows, found in rounds.items()}
+    measured = {"samples_s": speeds, "rounds": rounds, "lines_s": _lines_s()}
+    return {"ctr": measured, "settings": {key.removeprefix("ctr_"): getattr(settings, key) for key in KEYS}}
 
 
 def _summary(rounds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
@@ -93,12 +103,12 @@ def _summary(rounds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     }
 
 
-def print_ctr(console: Console, result: Mapping[str, Any]) -> None:
-    """Print what `measure_ctr` returns."""
+def show(console: Console, result: Mapping[str, Any]) -> None:
+    """Print what `run` returns."""
     table = Table(title="samples a second of recipes/ctr.yaml", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("rows of the tables", "who", "samples/s", "ours / it"):
         table.add_column(name, justify="left" if name == "who" else "right", no_wrap=True)
-    for rows, by_name in result["samples_s"].items():
+    for rows, by_name in result["ctr"]["samples_s"].items():
         for who, speed in by_name.items():
             ratio = speed["ours_to_it"]
             table.add_row(
@@ -108,9 +118,11 @@ def print_ctr(console: Console, result: Mapping[str, Any]) -> None:
                 f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})",
             )
     console.print(table)
+    speeds = ", ".join(f"{source} {speed:,.0f}" for source, speed in result["ctr"]["lines_s"].items())
+    console.print(f"lines read and parsed a second of processor time: {speeds}", highlight=False)
 
 
-def _turn(who: Contestant, rows: int, settings: CtrSettings) -> float:
+def _turn(who: Contestant, rows: int, settings: Settings) -> float:
     """Return the samples a second of one job."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         folder = Path(name)
@@ -118,13 +130,13 @@ def _turn(who: Contestant, rows: int, settings: CtrSettings) -> float:
             return _servers(folder, rows, settings)
         arguments = {
             "folder": name,
-            "recipe": str(settings.recipe),
+            "recipe": str(RECIPE),
             "overrides": [*_overrides(rows, settings), f"model.args.rows={rows}", f"data.args.buckets={rows}"],
             "sparse": who is Contestant.ONE_SPARSE,
-            "steps": settings.steps,
+            "steps": settings.ctr_steps,
             "counted_from": _COUNTED_FROM,
         }
-        ranks = settings.workers if who is Contestant.DDP else 1
+        ranks = settings.ctr_workers if who is Contestant.DDP else 1
         launch(
             "paceline.bench.server_ctr_jobs:train_whole_tables",
             arguments,
@@ -132,25 +144,26 @@ def _turn(who: Contestant, rows: int, settings: CtrSettings) -> float:
             environment={"OMP_NUM_THREADS": "1"},
             timeout_s=_LIMIT_S,
         )
-        counted = settings.steps - int(settings.steps * _COUNTED_FROM)
+        counted = settings.ctr_steps - int(settings.ctr_steps * _COUNTED_FROM)
         seconds = [float(rank["seconds"]) for rank in found(folder, ranks)]
-        return counted * settings.batch / max(seconds)
+        return counted * settings.ctr_batch / max(seconds)
 
 
-def _overrides(rows: int, settings: CtrSettings) -> list[str]:
+def _overrides(rows: int, settings: Settings) -> list[str]:
     """What differs from the recipe, for everybody."""
     return [
-        f"train={{steps: {settings.steps}, batch: {settings.batch}, predict: false}}",
+        f"train={{steps: {settings.ctr_steps}, batch: {settings.ctr_batch}, predict: false}}",
+        f"data.args.length={settings.ctr_steps * settings.ctr_batch}",
         f"data.args.values={rows}",
         "data.args.held_out=1",
         "checkpoint.every=null",
     ]
 
 
-def _servers(folder: Path, rows: int, settings: CtrSettings) -> float:
+def _servers(folder: Path, rows: int, settings: Settings) -> float:
     """Ours: the command that a user gives."""
-    sets = [*_overrides(rows, settings), f"server.workers={settings.workers}"]
-    command = [sys.executable, "-m", "paceline.cli.main", "train", str(settings.recipe), "--out", str(folder / "run")]
+    sets = [*_overrides(rows, settings), f"server.workers={settings.ctr_workers}"]
+    command = [sys.executable, "-m", "paceline.cli.main", "train", str(RECIPE), "--out", str(folder / "run")]
     run = subprocess.run(
         [*command, *(word for text in sets for word in ("--set", text))],
         capture_output=True,
@@ -159,7 +172,39 @@ def _servers(folder: Path, rows: int, settings: CtrSettings) -> float:
         check=False,
     )
     if run.returncode:
-        raise RecipeError(f"paceline train {settings.recipe} ended with {run.returncode}:\n{run.stderr[-2000:]}")
-    steps = read_metrics(folder / "run/metrics.jsonl")[int(settings.steps * _COUNTED_FROM) :]
+        raise RecipeError(f"paceline train {RECIPE} ended with {run.returncode}:\n{run.stderr[-2000:]}")
+    steps = read_metrics(folder / "run/metrics.jsonl")[int(settings.ctr_steps * _COUNTED_FROM) :]
     samples, seconds = (sum(float(step[key]) for step in steps) for key in ("tokens", "step_s"))
     return samples / seconds
+
+
+def _lines_s(lines: int = 20_000, batch: int = 4096, rounds: int = 5) -> dict[str, float]:
+    """Return lines a second of processor time of each source of text files."""
+    random = np.random.default_rng(0)
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+        file = Path(folder) / "lines"
+        for name, config, line in (
+            ("libsvm", LibsvmData(source="libsvm", files=(str(file),), validation=0), _libsvm_line),
+            ("criteo", CriteoData(source="criteo", files=(str(file),), validation=0), _criteo_line),
+        ):
+            file.write_text("".join(line(random) for _ in range(lines)))
+            source, _ = open_source(config)
+            source.batch(np.arange(batch))
+            began = time.process_time()
+            for _ in range(rounds):
+                source.batch(random.integers(lines, size=batch))
+            found[name] = rounds * batch / (time.process_time() - began)
+    return found
+
+
+def _libsvm_line(random: np.random.Generator) -> str:
+    """As those of UCI Adult: 14 features of 122."""
+    indices = np.sort(random.choice(122, 14, replace=False)) + 1
+    return f"{random.integers(2)} {' '.join(f'{index}:1' for index in indices)}\n"
+
+
+def _criteo_line(random: np.random.Generator) -> str:
+    numbers = [str(number) if number >= 0 else "" for number in random.integers(-500, 2000, 13)]
+    words = [f"{word:08x}" if word % 16 else "" for word in random.integers(2**32, size=26)]
+    return "\t".join([str(random.integers(2)), *numbers, *words]) + "\n"
