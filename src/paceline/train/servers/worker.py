@@ -224,30 +224,39 @@ class Worker:
         """Read dense tables, unless those of an earlier task still serve, and the rows that a task needs."""
         arrivals: Arrivals | None = None
         rows = self._computer.take(portions)
+        dense: Sequence[int] = ()
         if afresh or self._unread or self._since_read == self._fetch_every:
             self._unread = True  # until it has succeeded
-            arrivals = self._read_dense(clock)
-            self._unread, self._since_read = False, 0
+            arrivals = self._read_in_order(clock)
+            dense = self._computer.dense if arrivals is None else ()
+            self._since_read = 0
+        self._read_now(dense, rows, clock)
+        self._unread = False
         self._since_read += 1
-        self._read_rows(rows, clock)
         return arrivals
 
-    def _read_dense(self, clock: int) -> Arrivals | None:
+    def _read_in_order(self, clock: int) -> Arrivals | None:
+        """Begin to read dense tables in the order of their use, if they may come while it computes."""
         computer, order = self._computer, self._computer.order()
         begin = getattr(self._exchange, "pull_in_order", None)
-        if computer.overlaps and order is not None and begin is not None:
-            room = dict(zip(computer.dense, computer.rooms, strict=True))
-            arrivals: Arrivals = begin(order, [room[table] for table in order], clock)
-            return arrivals
-        if computer.dense:
-            self._exchange.pull(computer.dense, computer.rooms, clock)
-            computer.arrived(computer.dense)
-        return None
+        if not computer.overlaps or order is None or begin is None:
+            return None
+        room = dict(zip(computer.dense, computer.rooms, strict=True))
+        arrivals: Arrivals = begin(order, [room[table] for table in order], clock)
+        return arrivals
 
-    def _read_rows(self, rows: Mapping[int, tuple[Tensor, Tensor]], clock: int) -> None:
-        for table, (keys, room) in rows.items():
-            self._exchange.pull_rows(table, keys, room, clock)
-        self._computer.arrived(list(rows))
+    def _read_now(self, dense: Sequence[int], rows: Mapping[int, tuple[Tensor, Tensor]], clock: int) -> None:
+        """Read all of these, at once where the exchange can."""
+        rooms = self._computer.rooms if dense else ()
+        together = getattr(self._exchange, "pull_together", None)
+        if together is not None:
+            together(dense, rooms, clock, rows)
+        else:
+            if dense:
+                self._exchange.pull(dense, rooms, clock)
+            for table, (keys, room) in rows.items():
+                self._exchange.pull_rows(table, keys, room, clock)
+        self._computer.arrived([*dense, *rows])
 
     def _help(self) -> None:
         """Do a task whose worker is gone; anything else that is dealt now is kept for later."""
@@ -288,7 +297,7 @@ class Worker:
                 if self._computer.dense:
                     self._exchange.pull(self._computer.dense, self._computer.rooms, deal.number)
                     self._computer.arrived(self._computer.dense)
-                found = self._computer.evaluate(self._validation(), lambda rows: self._read_rows(rows, deal.number))
+                found = self._computer.evaluate(self._validation(), lambda rows: self._read_now((), rows, deal.number))
                 break
             except Interrupted:
                 self._help()
