@@ -64,3 +64,25 @@ def test_what_does_not_fit_is_explained(implementation):
         Dense(2, torch.int32, Rule(), implementation)
     with pytest.raises(ExchangeError, match="follow from its state"):
         Dense(2, torch.float32, Rule("ftrl"), implementation).add(torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_lent_stays_as_it_was(dtype):
+    table = Dense(5, dtype, Rule("sgd", {"lr": 1.0}))
+    first = table.lend()
+    table.update(torch.ones(5, dtype=dtype))
+    second = table.lend()
+    table.add(torch.ones(5, dtype=dtype))
+    third = table.lend()
+    table.fill(torch.full((5,), 7.0))
+    assert [lent[0].item() for lent in (first, second, third)] == [0, -1, 0]
+    assert table.values.tolist() == [7.0] * 5
+
+
+def test_what_is_given_back_costs_no_copy():
+    table = Dense(5, torch.float32, Rule("sgd", {"lr": 1.0}))
+    before = table.values
+    lent = table.lend()
+    del lent
+    table.update(torch.ones(5))
+    assert table.values is before

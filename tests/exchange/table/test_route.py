@@ -7,7 +7,7 @@ import torch
 
 from paceline.errors import ExchangeError
 from paceline.exchange.layout import shards_of
-from paceline.exchange.table.route import route, unique_keys, unique_rows
+from paceline.exchange.table.route import route, stray_key, unique_keys, unique_rows
 
 
 def test_route_sorts_by_shard_and_keeps_the_order_within(implementation):
@@ -18,6 +18,16 @@ def test_route_sorts_by_shard_and_keeps_the_order_within(implementation):
     for shard in range(16):
         mine = order[offsets[shard] : offsets[shard + 1]]
         assert torch.equal(mine, torch.nonzero(of == shard)[:, 0])
+
+
+def test_a_key_of_another_shard_is_found(implementation):
+    keys = torch.randint(-(2**63), 2**63 - 1, (1000,), generator=torch.Generator().manual_seed(0))
+    order, offsets = route(keys, 16, implementation)
+    mine = keys[order[offsets[3] : offsets[4]]]
+    assert stray_key(mine, 3, 16, implementation) is None
+    assert stray_key(mine[:0], 3, 16, implementation) is None
+    foreign = keys[order[offsets[4] : offsets[4] + 2]]
+    assert stray_key(torch.cat([mine, foreign]), 3, 16, implementation) == int(foreign[0])
 
 
 def test_unique_rows_add_up_in_order(implementation):

@@ -10,8 +10,8 @@ import torch
 
 from paceline.errors import ExchangeError
 from paceline.exchange.job import DenseTable, Job
-from paceline.exchange.layout import shards_of
 from paceline.exchange.shard.clocks import Clocks
+from paceline.exchange.table.route import stray_key
 from paceline.exchange.table.rules import rule_of
 from paceline.exchange.updates import Part, Update
 
@@ -125,9 +125,9 @@ class Checks:
                 f"{self._name(update)} has {given} and values {list(values.shape)} for table {kept.name}; it takes "
                 f"int64 keys [n] and rows [n, {kept.width}]."
             )
-        foreign = keys.numpy()[shards_of(keys.numpy(), self._job.shards) != self._number]
-        if foreign.size:
-            raise ExchangeError(f"{self._name(update)} has key {foreign[0]} of table {kept.name}: of another shard.")
+        stray = stray_key(keys, self._number, self._job.shards)
+        if stray is not None:
+            raise ExchangeError(f"{self._name(update)} has key {stray} of table {kept.name}: of another shard.")
 
     def _name(self, update: Update) -> str:
         return f"update {update.sequence} of worker {update.worker} for shard {self._number}"

@@ -22,6 +22,7 @@ class Compiled:
         self._module = module
         self.route = module.route
         self.find_shared = module.find_shared
+        self.stray = module.stray
         self.unique = module.unique
         self.sum_rows = module.sum_rows
 

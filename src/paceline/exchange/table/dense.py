@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -43,8 +44,9 @@ class Dense:
             raise ExchangeError(f"the update rule {rule.name} is for sparse tables; dense ones have {known}.")
         if dtype not in _COMPUTED:
             raise ExchangeError(f"a dense table is of {dtype}; it is one of {', '.join(map(str, _COMPUTED))}.")
-        self.values: Final = torch.zeros(count, dtype=dtype)
-        """What there is, [count]; changed by the methods only."""
+        self.values = torch.zeros(count, dtype=dtype)
+        """What there is, [count]; changed by the methods only, and another tensor after some of them."""
+        self._lent: list[ref[Tensor]] = []
         computed = _COMPUTED[dtype]
         self._master = self.values if dtype == computed else torch.zeros(count, dtype=computed)
         self._elements = {name: torch.zeros(count, dtype=computed) for name in self._rule.elements}
@@ -59,8 +61,18 @@ class Dense:
         tensors = [self.values, *self._elements.values(), *self._rows.values()]
         return sum(x.nbytes for x in tensors) + (self._master.nbytes if self._has_master else 0)
 
+    def lend(self) -> Tensor:
+        """Return the values as they are now, [count]: they stay so for as long as the caller keeps this very tensor.
+
+        It is no copy; the next change makes one if the tensor is still there then.
+        """
+        lent = self.values.view(-1)
+        self._lent = [*(other for other in self._lent if other() is not None), ref(lent)]
+        return lent
+
     def fill(self, values: Tensor) -> None:
         """Begin with these values, of any type, [count], and with the state that the rule begins with."""
+        self._leave_lent()
         self._master.copy_(self._checked(values))
         self._round()
         shape = (1, -1)
@@ -73,6 +85,7 @@ class Dense:
 
     def update(self, gradient: Tensor) -> None:
         """Apply a gradient, [count]."""
+        self._leave_lent()
         given = self._checked(gradient).to(self._master.dtype).contiguous()
         self._steps.advance()
         self._update(
@@ -91,6 +104,7 @@ class Dense:
             ExchangeError: under FTRL, where values follow from the state.
         """
         self._rule.check_can_add()
+        self._leave_lent()
         self._master.add_(self._checked(difference).to(self._master.dtype))
         self._round()
 
@@ -105,6 +119,7 @@ class Dense:
         Raises:
             ExchangeError: it is not of this kind.
         """
+        self._leave_lent()
         for name, mine in self.state().items():
             given = state.get(name)
             if given is None or given.shape != mine.shape or given.dtype != mine.dtype:
@@ -119,6 +134,15 @@ class Dense:
     @property
     def _has_master(self) -> bool:
         return self._master is not self.values
+
+    def _leave_lent(self) -> None:
+        """Go on in a copy where somebody keeps the values."""
+        if self._lent and any(lent() is not None for lent in self._lent):
+            copy = self.values.clone()
+            if not self._has_master:
+                self._master = copy
+            self.values = copy
+        self._lent.clear()
 
     def _round(self) -> None:
         if self._has_master:

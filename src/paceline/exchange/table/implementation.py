@@ -101,6 +101,10 @@ class Implementation(Protocol):
         """Write the order that sorts keys by shard, and where in it each shard begins; offsets: [shards + 1]."""
         ...
 
+    def stray(self, keys: NDArray[np.int64], shard: int, shards: int) -> int:
+        """Return the place of the first key that is of another shard; -1: all are of this one."""
+        ...
+
     def unique(self, keys: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return keys once, in the order in which they came; writes the place of each given one."""
         ...

@@ -34,6 +34,13 @@ def route(keys: Tensor, shards: int, implementation: Implementation | None = Non
     return Routed(torch.from_numpy(order), torch.from_numpy(offsets))
 
 
+def stray_key(keys: Tensor, shard: int, shards: int, implementation: Implementation | None = None) -> int | None:
+    """Return the first key that is of another shard; None where all are of this one. keys: [n] int64."""
+    _check(keys)
+    place = (implementation or chosen()).stray(keys.contiguous().numpy(), shard, shards)
+    return None if place < 0 else int(keys[place])
+
+
 def unique_keys(keys: Tensor, implementation: Implementation | None = None) -> tuple[Tensor, Tensor]:
     """Return each key once, in the order in which they first came, and of each given one its place there.
 

@@ -256,6 +256,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("keys").noconvert(),
       py::arg("rows").noconvert());
   m.def(
+      "stray",
+      [](const Keys& keys, uint64_t shard, uint64_t shards) {
+        py::gil_scoped_release release;
+        return paceline::stray(keys.data(), keys.size(), shard, shards);
+      },
+      py::arg("keys").noconvert(),
+      py::arg("shard"),
+      py::arg("shards"));
+  m.def(
       "unique",
       [](const Keys& keys, Keys& places) {
         check(places.size() == keys.size(), "keys and places do not fit");

@@ -27,6 +27,16 @@ inline void route(const int64_t* keys, size_t count, size_t shards, int64_t* ord
   }
 }
 
+// Returns the place of the first key that is of another shard; -1: all are of this one.
+inline int64_t stray(const int64_t* keys, size_t count, uint64_t shard, uint64_t shards) {
+  for (size_t i = 0; i < count; ++i) {
+    if (shard_of(keys[i], shards) != shard) {
+      return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
 // Returns keys once, in the order in which they came, and writes the place of each.
 inline std::vector<int64_t> unique(const int64_t* keys, size_t count, int64_t* places) {
   constexpr size_t kAhead = 16;

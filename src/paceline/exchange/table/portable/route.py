@@ -19,6 +19,12 @@ def route(keys: NDArray[np.int64], order: NDArray[np.int64], offsets: NDArray[np
     np.cumsum(np.bincount(shards, minlength=count), out=offsets[1:])
 
 
+def stray(keys: NDArray[np.int64], shard: int, shards: int) -> int:
+    """See `Implementation.stray`."""
+    others = np.flatnonzero(shards_of(keys, shards) != shard)
+    return int(others[0]) if others.size else -1
+
+
 def unique(keys: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
     """See `Implementation.unique`."""
     ordered, first, inverse = np.unique(keys, return_index=True, return_inverse=True)

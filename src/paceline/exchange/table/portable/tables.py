@@ -21,6 +21,7 @@ class Portable:
 
     find_shared = staticmethod(shared.find)
     route = staticmethod(routing.route)
+    stray = staticmethod(routing.stray)
     unique = staticmethod(routing.unique)
     sum_rows = staticmethod(routing.sum_rows)
 
