@@ -1,7 +1,7 @@
 """All replicas of a server under one lock: what is pushed, handed on, acknowledged and read, in the epoch of one view.
 
 The lock is held while updates are applied, logged and put into outboxes, so that they leave in the order in which they
-were applied, and while reads are copied, so that they are of one position. Nothing is sent under it.
+were applied, and while reads are taken, so that they are of one position. Nothing is sent under it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
+from torch import Tensor
+
 from paceline.errors import ExchangeError
 from paceline.exchange.job import Job
 from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.outlet import Outlet
 from paceline.exchange.server.place import Place, places
 from paceline.exchange.server.replica import Replica, Upstream, Waiting
-from paceline.exchange.server.requests import NotYet, Read, Refused
+from paceline.exchange.server.requests import Found, NotYet, Read, Refused
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied, Update
 from paceline.exchange.view import Address, Move, View
@@ -182,8 +184,8 @@ class Keeper:
                 replica.restart_copy()
         self._refill(outlet)
 
-    def read(self, epoch: int, clock: int, reads: Sequence[Read], patience_s: float) -> dict[int, int]:
-        """Copy what is asked for, all of one moment; return the position of each shard.
+    def read(self, epoch: int, clock: int, reads: Sequence[Read], patience_s: float) -> Found:
+        """Return what is asked for, all of one moment.
 
         Raises:
             Refused: it is of another epoch, or of shards that others answer for.
@@ -192,13 +194,12 @@ class Keeper:
         """
         with self.lock:
             tails = self._readable(epoch, clock, reads, time.monotonic() + patience_s)
-            for read in reads:
-                _copy(tails[read.shard].shard, read)
+            values = [_value(tails[read.shard].shard, read) for read in reads]
             positions = {shard: replica.shard.position for shard, replica in tails.items()}
             # Where a replica in the making counts already, nobody may see what it lacks: soon it may be all that stays.
             self._changed.wait_for(lambda: epoch != self.epoch or _committed(tails, positions), _NEWER_VIEW_S)
             if _committed(tails, positions):
-                return positions
+                return Found(positions, values)
             self._enter(epoch)
             raise NotYet(())
 
@@ -359,20 +360,20 @@ class Keeper:
                 self._synced(move)
 
 
-def _copy(shard: Shard, read: Read) -> None:
+def _value(shard: Shard, read: Read) -> Tensor:
     try:
-        if read.keys is not None:
+        if read.keys is not None and read.out is not None:
             shard.read_rows(read.table, read.keys, read.out)
-            return
-        values = shard.read(read.table)
+            return read.out
+        values = shard.lend(read.table)
     except KeyError:
         raise ExchangeError(f"shard {read.shard} has nothing like that of table {read.table}.") from None
-    if values.shape != read.out.shape:
+    if len(values) != read.size:
         raise ExchangeError(
-            f"a read asks for {len(read.out)} elements of table {read.table} in shard {read.shard}, which has "
+            f"a read asks for {read.size} elements of table {read.table} in shard {read.shard}, which has "
             f"{len(values)} of it."
         )
-    read.out.copy_(values)
+    return values if read.out is None else read.out.copy_(values)
 
 
 def _committed(replicas: Mapping[int, Replica], positions: Mapping[int, int]) -> bool:

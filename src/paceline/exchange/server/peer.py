@@ -123,25 +123,29 @@ class Peer:
             reads, values = self._reads(frame)
         except (ValueError, IndexError) as error:
             raise ExchangeError(f"a read of {self.name} cannot be understood: {error}") from error
-        positions = self._keeper.read(frame.epoch, frame.clock, reads, _PATIENCE_S)
-        numbers = np.array([positions[read.shard] for read in reads], dtype=np.int64)
-        return Frame(Kind.PULLED, request=frame.request, numbers=numbers, tensors=values)
+        found = self._keeper.read(frame.epoch, frame.clock, reads, _PATIENCE_S)
+        numbers = np.array([found.positions[read.shard] for read in reads], dtype=np.int64)
+        tensors = [found.values[value] if isinstance(value, int) else value for value in values]
+        return Frame(Kind.PULLED, request=frame.request, numbers=numbers, tensors=tensors)
 
-    def _reads(self, frame: Frame) -> tuple[list[Read], list[Tensor]]:
-        """Return what is asked for, slice by slice, and the tensors that it goes into."""
-        reads, values = [], []
+    def _reads(self, frame: Frame) -> tuple[list[Read], list[Tensor | int]]:
+        """Return what is asked for, slice by slice; and for each payload what it goes into, or which read it is."""
+        reads: list[Read] = []
+        values: list[Tensor | int] = []
         for payload in unpacked(frame.numbers, frame.tensors):
             table = self._keeper.job.tables[payload.table]
             dtype = getattr(torch, table.dtype)
             count = payload.slices[-1].end if payload.slices else 0
             if isinstance(table, DenseTable):
-                out, keys = self._arena.take(dtype, count), None
+                out = self._arena.take(dtype, count) if len(payload.slices) != 1 else None
+                keys = None
             else:
                 (keys,) = payload.tensors
                 out = self._arena.take(dtype, count, table.width)
-            values.append(out)
+            values.append(len(reads) if out is None else out)
             for shard, begin, end in payload.slices:
-                reads.append(Read(shard, payload.table, None if keys is None else keys[begin:end], out[begin:end]))
+                wanted = None if keys is None else keys[begin:end]
+                reads.append(Read(shard, payload.table, end - begin, wanted, None if out is None else out[begin:end]))
         return reads, values
 
     def _push(self, frame: Frame) -> Frame | None:

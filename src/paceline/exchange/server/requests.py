@@ -28,11 +28,25 @@ class Read(NamedTuple):
     """What is to be read of one shard.
 
     Attributes:
+        size: elements of the dense table, or rows.
         keys: of the rows; None: all elements of a dense table.
-        out: where they go.
+        out: where it goes; None, of a dense table: it is to be lent.
     """
 
     shard: int
     table: int
+    size: int
     keys: Tensor | None
-    out: Tensor
+    out: Tensor | None
+
+
+class Found(NamedTuple):
+    """What was read.
+
+    Attributes:
+        positions: of each shard.
+        values: of each read, in order; what was lent stays as it is only while this very tensor is kept.
+    """
+
+    positions: dict[int, int]
+    values: list[Tensor]

@@ -87,6 +87,10 @@ class Shard:
         """Return the elements of a dense table that are here, range after range. [n]; not a copy."""
         return self._dense[table].values
 
+    def lend(self, table: int) -> Tensor:
+        """Return what `read` does, as it is now; it stays so while the caller keeps this very tensor; see `Dense`."""
+        return self._dense[table].lend()
+
     def read_rows(self, table: int, keys: Tensor, out: Tensor) -> None:
         """Write rows into `out` ([n, width]); those that nobody has updated yet have their initial values."""
         self._sparse[table].read(keys, out)
