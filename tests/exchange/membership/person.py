@@ -24,7 +24,7 @@ def say(*what: object) -> None:
     print(*what, flush=True)
 
 
-def serve(member: Member) -> None:
+def serve(member: Member, leave: threading.Event) -> None:
     def adopt(view: View) -> None:
         for move in view.moves:
             if move.source == member.id:
@@ -36,8 +36,6 @@ def serve(member: Member) -> None:
 
     member.on_view(adopt)
     member.on_snapshot(write)
-    leave = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leave.set())
     while not leave.wait(0.01):
         if member.fenced:
             say("fenced")
@@ -46,9 +44,7 @@ def serve(member: Member) -> None:
     say("left")
 
 
-def work(member: Member, holds: int, pause_s: float) -> None:
-    leave = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leave.set())
+def work(member: Member, leave: threading.Event, holds: int, pause_s: float) -> None:
     while not leave.is_set():
         deal = member.next_task()
         if deal.order is Order.END:
@@ -69,15 +65,17 @@ def work(member: Member, holds: int, pause_s: float) -> None:
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.dump_traceback_later(60, exit=True)
+    leave = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leave.set())
     directory, role = Directory(Path(sys.argv[1])), Role(sys.argv[2])
     holds, pause_s = int(sys.argv[3]), float(sys.argv[4])
     member = Member.join(directory.read(), directory.read_secret(), role, Address("127.0.0.1", 1))
     say("joined", member.id)
     try:
         if role is Role.SERVER:
-            serve(member)
+            serve(member, leave)
         else:
-            work(member, holds, pause_s)
+            work(member, leave, holds, pause_s)
     except ExchangeError as error:
         say(type(error).__name__, error)
 

@@ -111,7 +111,7 @@ def test_a_server_that_is_alone_leaves_once_another_has_come() -> None:
 
 
 def test_a_stopped_server_is_out_after_its_lease_and_fenced_when_it_wakes() -> None:
-    with village(job(replication=2), Terms(1, servers=2, lease_s=0.5)) as here:
+    with village(job(replication=2), Terms(1, servers=2, lease_s=1.0)) as here:
         servers = [here.person(Role.SERVER) for _ in range(2)]
         ids = [int(server.line("joined").split()[1]) for server in servers]
         here.wait(lambda: here.status()["view"]["chains"])  # type: ignore[index]
@@ -125,7 +125,7 @@ def test_a_stopped_server_is_out_after_its_lease_and_fenced_when_it_wakes() -> N
 
 
 def test_a_stopped_worker_is_fenced_and_its_task_is_done_by_another() -> None:
-    with village(job(), Terms(2, lease_s=0.5)) as here:
+    with village(job(), Terms(2, lease_s=1.0)) as here:
         here.person(Role.SERVER)
         victim = here.person(Role.WORKER, pause_s=0.3)
         task = int(victim.line("task").split()[1])

@@ -14,11 +14,11 @@ from paceline.exchange.membership import Role
 from paceline.exchange.membership import member as members
 from paceline.exchange.membership.seats import Process
 from paceline.exchange.terms import Terms
-from tests.exchange.membership.village import job, village
+from tests.exchange.membership.village import job, stopped, village
 
 
 def test_a_killed_coordinator_goes_on_where_it_was() -> None:
-    with village(job(pieces=2), Terms(160, workers=2, servers=2, ahead=2, snapshot_every=20)) as here:
+    with village(job(pieces=2), Terms(160, workers=2, servers=2, ahead=2, snapshot_every=20, lease_s=20)) as here:
         servers = [here.person(Role.SERVER) for _ in range(2)]
         workers = [here.person(Role.WORKER, pause_s=0.002) for _ in range(2)]
         for at in (20, 90):
@@ -123,3 +123,23 @@ def test_members_of_other_hosts_come_by_tcp() -> None:
         here.coordinator.kill()
         here.start()
         assert worker.next_task() == Deal(Order.TASK, 0)
+
+
+def test_a_coordinator_that_was_stopped_accuses_nobody_and_nobody_leaves_it() -> None:
+    with village(job(replication=2), Terms(40, servers=2, lease_s=1.0)) as here:
+        for _ in range(2):
+            here.person(Role.SERVER)
+        worker = here.member()
+        here.phase("running")
+        held = worker.next_task()
+        stopped(here.coordinator)
+        renewals: list[None] = []
+        renew = worker._link.renew
+        worker._link.renew = lambda: (renewals.append(None), renew())[1]  # type: ignore[method-assign]
+        here.wait(lambda: renewals)
+        assert worker.trusted and not worker.fenced
+        here.coordinator.send(signal.SIGCONT)
+        worker.done([held])
+        here.wait(lambda: (status := here.status()) and status["tasks"]["done"] == 1)
+        assert worker.next_task() == Deal(Order.TASK, 1)
+        assert not here.events("gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any, Final
 from paceline.exchange.membership.state import State
 from paceline.exchange.membership.store import Record, Store
 from paceline.exchange.terms import Charter
+
+_LOG: Final = logging.getLogger(__name__)
 
 _COMPACT_AT: Final = 50_000
 """Records after which one is written that stands for all."""
@@ -62,7 +65,10 @@ class Books:
             self._store.append(self._records, any(record["is"] in _LASTING for record in self._records))
             self._records.clear()
         if self._lines:
-            os.write(self._events, "".join(f"{line}\n" for line in self._lines).encode())
+            try:
+                os.write(self._events, "".join(f"{line}\n" for line in self._lines).encode())
+            except OSError as error:  # nobody depends on them
+                _LOG.warning("events could not be written (%s): %s", error, self._lines)
             self._lines.clear()
         if self._store.appended >= _COMPACT_AT:
             self._store.replace(self.state.to_record())

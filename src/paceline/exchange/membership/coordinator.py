@@ -9,14 +9,16 @@ store) cannot know who was silent meanwhile, and gives everybody a lease.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Deal, Order
 from paceline.exchange.membership.books import Books
+from paceline.exchange.membership.presence import Peer, Presence
 from paceline.exchange.membership.protocol import Message
+from paceline.exchange.membership.report import described, headcount, wants
 from paceline.exchange.membership.seats import Process, Role, Seat
 from paceline.exchange.membership.snapshots import Snapshots
 from paceline.exchange.membership.state import items_of
@@ -31,39 +33,6 @@ _PARK_S: Final = 0.25
 
 _RETURN: Final = 0.1
 """Part of a lease within which a member whose connection ended must be back, where its process cannot be seen."""
-
-
-class Peer(Protocol):
-    """A connection. What is sent goes out once it is in the store."""
-
-    def send(self, message: Message) -> None:
-        """Send."""
-        ...
-
-    def close(self) -> None:
-        """End the connection once all is sent."""
-        ...
-
-
-@dataclass
-class Presence:
-    """What is known of a member while it is there, and may be forgotten.
-
-    Attributes:
-        heard_s: when it was last heard.
-        peer: its connection, if it has one.
-        until_s: by when it must be heard, after its connection ended.
-        figures: what it last said of itself.
-        asking: number of its question for work, if that waits for an answer, and since when.
-        leaving: number of its question to leave.
-    """
-
-    heard_s: float
-    peer: Peer | None = None
-    until_s: float | None = None
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    asking: tuple[int, float] | None = None
-    leaving: int | None = None
 
 
 class Coordinator:
@@ -95,6 +64,7 @@ class Coordinator:
         self._told_orphans = False
         self._ended = False
         self._now_s = now_s
+        self._away_s = now_s if books.recovered else -math.inf
         books.event("recovered" if books.recovered else "began", members=sorted(self._members))
         for seat in list(books.state.seats.values()):
             watch(seat.id, seat.process)
@@ -156,7 +126,8 @@ class Coordinator:
         presence.peer = presence.asking = None
         seat = self._books.state.seats[id]
         if not seat.process.visible:
-            presence.until_s = now_s + _RETURN * self._terms.lease_s
+            lately = now_s < self._away_s + self._terms.lease_s  # it may have given this process up, and come back
+            presence.until_s = now_s + (1 if lately else _RETURN) * self._terms.lease_s
         elif not seat.process.lives:
             self.remove(id, "its process ended")
 
@@ -168,6 +139,7 @@ class Coordinator:
 
     def away(self, now_s: float) -> None:
         """This process heard nobody for a while, by its own fault: all have a lease from now on."""
+        self._away_s = now_s
         for presence in self._members.values():
             presence.heard_s = now_s
             presence.until_s = None
@@ -208,51 +180,11 @@ class Coordinator:
             presence.peer.close()
 
     def status(self) -> dict[str, Any]:
-        """Return what people want to know."""
-        state = self._books.state
-        phase = self._phase()
+        """Return what people want to know; see `Observer.status`."""
         return {
-            "state": phase,
-            "why": state.failed or (self._wants() if phase == "waiting" else ""),
-            "epoch": state.view.epoch,
-            "view": state.view.to_dict(),
-            "tasks": state.tasks.counts(),
-            "clock": state.tasks.clock,
-            "members": [self._described(seat) for seat in state.seats.values()],
-            "snapshot": state.snapshots[-1].number if state.snapshots else self._terms.restored,
-            "snapshots": [{"number": one.number, "clock": one.clock} for one in state.snapshots],
-            "saving": state.snapshot and {"number": state.snapshot.number, "clock": state.snapshot.clock},
+            **described(self._books.state, self._terms, deals=self._deals, saved=self._snapshots.complete),
+            "members": [self._members[id].described(seat, self._now_s) for id, seat in self._books.state.seats.items()],
         }
-
-    def _wants(self) -> str:
-        """What the job waits for, in words."""
-        state = self._books.state
-        workers, servers = len(state.members(Role.WORKER, leaving=False)), len(state.servers())
-        if not state.view.chains:
-            return f"{servers} of {self._terms.servers} servers, {workers} of {self._terms.workers} workers are there"
-        return f"{workers} workers are there, and it goes on with {self._terms.workers}"
-
-    def _described(self, seat: Seat) -> dict[str, Any]:
-        presence = self._members[seat.id]
-        return {
-            "id": seat.id,
-            "role": seat.role.value,
-            "pid": seat.process.pid,
-            "machine": seat.address.machine,
-            "leaving": seat.leaving,
-            "connected": presence.peer is not None,
-            "silent_s": round(self._now_s - presence.heard_s, 3),
-            "holds": len(self._books.state.tasks.held(seat.id)),
-            "figures": presence.figures,
-        }
-
-    def _phase(self) -> str:
-        state = self._books.state
-        if state.failed:
-            return "failed"
-        if state.tasks.finished:
-            return "finished" if self._snapshots.complete else "saving"
-        return "running" if self._deals else "waiting"
 
     @property
     def _deals(self) -> bool:
@@ -353,7 +285,7 @@ class Coordinator:
         if missing:
             self._fail(missing)
 
-    def _fail(self, shards: Iterable[int]) -> None:
+    def _fail(self, shards: Sequence[int]) -> None:
         whole = [one.number for one in self._books.state.snapshots] or [self._terms.restored]
         why = (
             f"all copies of shards {list(shards)} are lost: the servers that held them are gone. Resume from snapshot "
@@ -364,17 +296,16 @@ class Coordinator:
         _LOG.error("%s", why)
 
     def _tell_shortage(self) -> None:
-        """Say when too few workers are there, and when there are enough again."""
+        """Say when too few members are there, and when there are enough again."""
         state = self._books.state
-        short = not self._deals and not state.failed and not state.tasks.finished
-        if short != self._short:
+        short = not self._deals and not state.tasks.finished
+        if short != self._short and not state.failed:
             self._short = short
-            have = {"workers": len(state.members(Role.WORKER, leaving=False)), "servers": len(state.servers())}
-            need = {"workers": self._terms.workers, "servers": self._terms.servers}
+            numbers = headcount(state, self._terms)
             if short:
-                self._books.event("waiting", why=self._wants(), have=have, need=need)
+                self._books.event("waiting", why=wants(state, self._terms), **numbers)
             else:
-                self._books.event("going on", have=have, need=need)
+                self._books.event("going on", **numbers)
 
     def _answer_questions(self) -> None:
         tasks, deals = self._books.state.tasks, self._deals

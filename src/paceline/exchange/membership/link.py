@@ -24,6 +24,9 @@ _PAUSES_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
 _TELL_S: Final = 5.0
 """After how long without a coordinator that is told, and how often from then on."""
 
+_ANSWER_S: Final = 2.0
+"""Within what a coordinator introduces itself; one that does not is stopped, or about to be replaced."""
+
 PATIENCE_S: Final = 600.0
 """How long a process without a coordinator goes on: nobody came to start one again, so nobody waits for its work."""
 
@@ -37,7 +40,7 @@ def dialled(address: Address, secret: bytes) -> socket.socket:
     """
     sock = _connected(address)
     try:
-        authenticate(sock, secret, server=False)
+        authenticate(sock, secret, server=False, timeout_s=_ANSWER_S)
     except BaseException:
         sock.close()
         raise
@@ -140,6 +143,11 @@ class Link:
         with self._lock:
             return [message for message, _ in self._unconfirmed.values()]
 
+    def renew(self) -> None:
+        """Leave a connection that seems dead; what was not confirmed is said again over the next one."""
+        with self._lock:
+            self._hang_up()
+
     def close(self, why: str = "this process closed its connection to the coordinator.") -> None:
         """End; who waits for an answer gets none."""
         with self._lock:
@@ -241,7 +249,7 @@ class Link:
     def _introduced(self, sock: socket.socket) -> Message:
         """Say who this is; return the answer. What else is told meanwhile comes after it."""
         try:
-            sock.settimeout(10)
+            sock.settimeout(_ANSWER_S)
             sock.sendall(packed(self._greeting()))
             head = _exactly(sock, 4)
             answer = next(Incoming().feed(head + _exactly(sock, int.from_bytes(head))))

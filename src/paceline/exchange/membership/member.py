@@ -32,6 +32,9 @@ _BEATS: Final = 5
 _STOPPED: Final = 0.5
 """Part of a lease: a process that was stopped for longer asks before it believes that it is still a member."""
 
+_SILENT: Final = 2.0
+"""Leases without a word from the coordinator, after which its connection is given up for another."""
+
 _NEVER: Final = 1 << 62
 """Number of a message that was not sent yet."""
 
@@ -85,7 +88,7 @@ class Member:
         self._leaving = False
         self._request: SnapshotRequest | None = None
         self._figures: Mapping[str, Any] | None = None
-        self._ticked_s = time.monotonic()
+        self._ticked_s = self._heard_s = time.monotonic()
         self._unsure: int | None = None
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._on_view: list[Callable[[View], None]] = []
@@ -270,6 +273,7 @@ class Member:
         return {"say": "join", **self._who, "id": self._id if self._id >= 0 else None, "holding": listed(holding)}
 
     def _hear(self, message: Message) -> None:
+        self._heard_s = time.monotonic()
         if "fenced" in message:
             self._fence(message["fenced"])
             return
@@ -334,3 +338,6 @@ class Member:
             if self._unsure == _NEVER:
                 self._unsure = number
             self._ticked_s = now_s
+            if now_s - self._heard_s > _SILENT * self._lease_s:
+                self._heard_s = now_s
+                self._link.renew()

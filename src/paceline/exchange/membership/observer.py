@@ -41,7 +41,7 @@ class Observer:
             why       it failed, or waits
             epoch, view
             tasks     total, done, dealt (and not done), waiting (of workers that are gone), next, clock
-            members   id, role, pid, machine, leaving, connected, silent_s, holds (tasks), figures (as they reported)
+            members   id, role, pid, machine, leaving, connected, silent_s, figures (as they reported)
             snapshot  number of the last that is complete; snapshots, saving: number and clock of those that are still
                       there, and of the one in the making
 

@@ -36,7 +36,7 @@ _TURN_S: Final = 0.02
 """Longest turn: how late a lease is judged."""
 
 _AWAY: Final = 0.25
-"""Part of a lease: a turn that took longer means that this process was away, and heard nobody meanwhile."""
+"""Part of a lease: half a turn that took longer means that this process was away, and heard nobody meanwhile."""
 
 _STRANGERS: Final = 256
 """Connections that may be introducing themselves at once."""
@@ -86,7 +86,8 @@ class Service:
         self._listeners = _listeners(charter.coordinator)
         for sock in (*self._listeners, self._wake_in):
             self._selector.register(sock, selectors.EVENT_READ)
-        self._coordinator = Coordinator(charter, directory, self._books, self._watch, time.monotonic())
+        self._looked_s = time.monotonic()
+        self._coordinator = Coordinator(charter, directory, self._books, self._watch, self._looked_s)
 
     def run(self) -> None:
         """Serve until `stop`.
@@ -107,12 +108,8 @@ class Service:
         self._wake()
 
     def _turn(self) -> None:
-        began_s = time.monotonic()
         ready = self._selector.select(_TURN_S)
-        now_s = time.monotonic()
-        lease_s = self._charter.terms.lease_s
-        if now_s - began_s > _TURN_S + _AWAY * lease_s:
-            self._coordinator.away(now_s)
+        now_s = self._looked()
         for key, _ in ready:
             source = key.fileobj
             if isinstance(source, int):
@@ -128,8 +125,15 @@ class Service:
         self._books.commit()
         for peer in list(self._peers.values()):
             self._write(peer)
-        if time.monotonic() - now_s > _AWAY * lease_s:  # the store took long
-            self._coordinator.away(time.monotonic())
+        self._looked()
+
+    def _looked(self) -> float:
+        """Return the time; between two looks this process was away if that took long (stopped, or its store slow)."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _TURN_S + _AWAY * self._charter.terms.lease_s:
+            self._coordinator.away(now_s)
+        self._looked_s = now_s
+        return now_s
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
