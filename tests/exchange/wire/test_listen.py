@@ -32,7 +32,7 @@ from tests.exchange.wire.pairs import SECRET, TRANSPORTS, echo, pair, reach
 
 
 def kind_of(connection: Connection) -> tuple[type, int]:
-    with connection._socket.used() as sock:  # type: ignore[attr-defined]
+    with connection._socket as sock:  # type: ignore[attr-defined]
         return type(connection), sock.family
 
 
@@ -227,7 +227,7 @@ def test_a_port_in_use_is_named(listener: Listener) -> None:
 def test_a_thousand_connections_leave_nothing(transport: str, tmp_path: Path) -> None:
     process = psutil.Process()
     listener = Listener("127.0.0.1", SECRET, unix=str(tmp_path / "socket"))
-    frame = Frame(1, tensors=[torch.ones(40_000)])
+    frame = Frame(1, tensors=[torch.ones(50_000)])
 
     def connections(count: int) -> None:
         for _ in range(count):
@@ -291,7 +291,7 @@ def test_shared_memory_that_is_not_needed_is_given_back(tmp_path: Path) -> None:
         round_trip(64 << 20 >> 2)
         large = [segment._touched for segment in client._segments]  # type: ignore[attr-defined]
         for _ in range(150):
-            round_trip(20_000)
+            round_trip(50_000)
         small = [segment._touched for segment in client._segments]  # type: ignore[attr-defined]
     assert max(large) >= 64 << 20
     assert max(small) < 1 << 20

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.wire.codec import in_segment
-from paceline.exchange.wire.descriptor import Shared
 from paceline.exchange.wire.frame import Frame, Meta, Placing
+from paceline.exchange.wire.guarded import Guarded
 from paceline.exchange.wire.memory import aligned, offsets, tensors_in
 from paceline.exchange.wire.segments import Segment, mapped
 from paceline.exchange.wire.sockets import SocketConnection, send_all
 
-_INLINE_BYTES: Final = 32 << 10
+_INLINE_BYTES: Final = 128 << 10
 _QUICK_BYTES: Final = 128 << 10
 _SEGMENTS: Final = 2
 _PATIENCE_MS: Final = 2
@@ -41,7 +41,7 @@ class SharedConnection(SocketConnection):
     def __init__(self, sock: socket.socket, turns: socket.socket, name: str = "a peer") -> None:
         """Take a connected Unix socket, and another between the same two processes for turns."""
         super().__init__(sock, name)
-        self._turns = Shared(turns, name)
+        self._turns = Guarded(turns, name)
         self._segments: list[Segment] = []
         self._free: set[int] = set()
         self._theirs: dict[int, mmap] = {}
@@ -93,7 +93,7 @@ class SharedConnection(SocketConnection):
 
     def _collect(self, patience_ms: int | None) -> None:
         """Note which segments the peer has returned; where none has, wait for one, None: for as long as it takes."""
-        with self._turns.used() as turns:
+        with self._turns as turns:
             poll = select.poll()
             poll.register(turns, select.POLLIN)
             if not poll.poll(patience_ms):
@@ -142,7 +142,7 @@ class SharedConnection(SocketConnection):
         number, self._held = self._held, 0
         if number:
             # Where the peer is gone, what it sent before can still be received.
-            with contextlib.suppress(ConnectionLost), self._turns.used() as turns:
+            with contextlib.suppress(ConnectionLost), self._turns as turns:
                 turns.sendall(bytes([number]))
 
 

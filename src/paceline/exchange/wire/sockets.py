@@ -12,8 +12,8 @@ from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.wire.codec import HEAD_BYTES, announced, encoded, head, views_of
-from paceline.exchange.wire.descriptor import Shared
 from paceline.exchange.wire.frame import Frame, Meta, Placing
+from paceline.exchange.wire.guarded import Guarded
 from paceline.exchange.wire.memory import Memory, placed
 
 _PIECES: Final = max(16, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 1024)
@@ -77,7 +77,7 @@ class SocketConnection:
         """Take a connected socket, of which nobody else reads or writes any more. name: of the peer, in errors."""
         tune(sock)
         self.sent_bytes = self.received_bytes = 0
-        self._socket = Shared(sock, name)
+        self._socket = Guarded(sock, name)
         self._sending = threading.Lock()
         self._memory = Memory()
         self._head = bytearray(HEAD_BYTES)
@@ -85,13 +85,13 @@ class SocketConnection:
     def send(self, frame: Frame) -> None:
         """Send a frame; see `frame.Connection`."""
         first, views = encoded(frame)
-        with self._sending, self._socket.used() as sock:
+        with self._sending, self._socket as sock:
             self._send(sock, first, views)
             self.sent_bytes += len(first) + sum(map(len, views))
 
     def receive(self, place: Placing | None = None) -> Frame:
         """Wait for a frame; see `frame.Connection`."""
-        with self._socket.used() as sock:
+        with self._socket as sock:
             count = self._hear(sock, self._head)
             if not count:
                 raise ConnectionLost(f"{self._socket.name} closed the connection.")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from paceline.errors import ConnectionLost
-from paceline.exchange.wire.descriptor import Shared
+from paceline.exchange.wire.guarded import Guarded
 from paceline.exchange.wire.sockets import SocketConnection, receive_all, send_all, tune
 
 _LEAST_BYTES: Final = 256 << 10
@@ -47,7 +47,7 @@ class StripedConnection(SocketConnection):
         super().__init__(socks[0], name)
         for sock in socks[1:]:
             tune(sock)
-        others = [Shared(sock, name) for sock in socks[1:]]
+        others = [Guarded(sock, name) for sock in socks[1:]]
         self._others = others
         self._senders = [_Helper(other, send_all, self.close) for other in others]
         self._receivers = [_Helper(other, receive_all, self.close) for other in others]
@@ -79,7 +79,7 @@ class _Helper:
     """A thread that sends, or receives, parts of frames over one socket."""
 
     def __init__(
-        self, shared: Shared, work: Callable[[socket.socket, list[memoryview]], None], failed: Callable[[], None]
+        self, shared: Guarded, work: Callable[[socket.socket, list[memoryview]], None], failed: Callable[[], None]
     ) -> None:
         self._shared, self._work, self._failed = shared, work, failed
         self._jobs: queue.SimpleQueue[tuple[list[memoryview], Future[None]] | None] = queue.SimpleQueue()
@@ -110,7 +110,7 @@ class _Helper:
         while (job := self._jobs.get()) is not None:
             pieces, done = job
             try:
-                with self._shared.used() as sock:
+                with self._shared as sock:
                     self._work(sock, pieces)
             except BaseException as error:
                 self._failed()  # wakes who carries another part

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from paceline.errors import ConnectionLost
 
 
-class Shared:
+class Guarded:
     """A socket of several threads. Its number is not given back to the system while a thread is about to use it."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
@@ -20,31 +18,28 @@ class Shared:
         self._lock = threading.Lock()
         self._users, self._closed = 0, False
 
-    @contextmanager
-    def used(self) -> Iterator[socket.socket]:
+    def __enter__(self) -> socket.socket:
         """Use the socket; a failure of it, or of anything else meanwhile, ends the connection: half a frame is none.
 
         Raises:
-            ConnectionLost: it is closed, or fails.
+            ConnectionLost: it is closed, or fails while it is used.
         """
         with self._lock:
             if self._closed:
                 raise ConnectionLost(f"the connection to {self.name} is closed.")
             self._users += 1
-        try:
-            yield self._sock
-        except OSError as error:
+        return self._sock
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
             self.close()
+        with self._lock:
+            self._users -= 1
+            last = self._closed and not self._users
+        if last:
+            self._sock.close()
+        if isinstance(error, OSError):
             raise ConnectionLost(f"lost {self.name}: {error.strerror or error}.") from error
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            with self._lock:
-                self._users -= 1
-                last = self._closed and not self._users
-            if last:
-                self._sock.close()
 
     def close(self) -> None:
         """End the connection, and wake who waits for the peer."""
