@@ -5,6 +5,7 @@ It has parts, each with settings of its own (`--set key=value`); `parts` says wh
 (see `server_rows`): rows read and updated in the table itself, by one core. `compression` (see
 `server_compression`): how small and how fast. `recovery` (see `server_recovery`): stalls
 after kills, and how long who joins takes. `ctr` (see `server_ctr`): samples a second of the recipe of clicks.
+`straggler` (see `server_straggler`): what a slow worker costs the others.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PARTS: Final = {
     "compression": "paceline.bench.server_compression",
     "recovery": "paceline.bench.server_recovery",
     "ctr": "paceline.bench.server_ctr",
+    "straggler": "paceline.bench.server_straggler",
 }
 """What `parts` may name: a module with `KEYS`, the settings it knows, `run(options)`, which returns its share of
 `--json`, and `show(console, result)`, which prints that. `settings` of what it returns stand under its name."""

@@ -9,8 +9,6 @@ that sources of text files read and parse, a batch of random lines at a time, by
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,17 +26,14 @@ from rich.table import Table
 
 from paceline.bench import options as given
 from paceline.bench.results import found
+from paceline.bench.server_runs import COUNTED_FROM, LIMIT_S, samples_per_s
 from paceline.bench.statistics import ratios, spread
 from paceline.errors import RecipeError
 from paceline.runtime.job.launch import launch
 from paceline.train.data import open_source
 from paceline.train.data.config import CriteoData, LibsvmData
-from paceline.train.metrics import read_metrics
 
 RECIPE: Final = Path(__file__).parents[3] / "recipes/ctr.yaml"
-_LIMIT_S: Final = 600.0
-_COUNTED_FROM: Final = 1 / 3
-"""The part of a turn that goes to captures, caches and connections."""
 
 
 class Contestant(StrEnum):
@@ -127,14 +122,15 @@ def _turn(who: Contestant, rows: int, settings: Settings) -> float:
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         folder = Path(name)
         if who is Contestant.SERVERS:
-            return _servers(folder, rows, settings)
+            sets = [*_overrides(rows, settings), f"server.workers={settings.ctr_workers}"]
+            return samples_per_s(folder / "run", RECIPE, sets, settings.ctr_steps)
         arguments = {
             "folder": name,
             "recipe": str(RECIPE),
             "overrides": [*_overrides(rows, settings), f"model.args.rows={rows}", f"data.args.buckets={rows}"],
             "sparse": who is Contestant.ONE_SPARSE,
             "steps": settings.ctr_steps,
-            "counted_from": _COUNTED_FROM,
+            "counted_from": COUNTED_FROM,
         }
         ranks = settings.ctr_workers if who is Contestant.DDP else 1
         launch(
@@ -142,9 +138,9 @@ def _turn(who: Contestant, rows: int, settings: Settings) -> float:
             arguments,
             ranks,
             environment={"OMP_NUM_THREADS": "1"},
-            timeout_s=_LIMIT_S,
+            timeout_s=LIMIT_S,
         )
-        counted = settings.ctr_steps - int(settings.ctr_steps * _COUNTED_FROM)
+        counted = settings.ctr_steps - int(settings.ctr_steps * COUNTED_FROM)
         seconds = [float(rank["seconds"]) for rank in found(folder, ranks)]
         return counted * settings.ctr_batch / max(seconds)
 
@@ -158,24 +154,6 @@ def _overrides(rows: int, settings: Settings) -> list[str]:
         "data.args.held_out=1",
         "checkpoint.every=null",
     ]
-
-
-def _servers(folder: Path, rows: int, settings: Settings) -> float:
-    """Ours: the command that a user gives."""
-    sets = [*_overrides(rows, settings), f"server.workers={settings.ctr_workers}"]
-    command = [sys.executable, "-m", "paceline.cli.main", "train", str(RECIPE), "--out", str(folder / "run")]
-    run = subprocess.run(
-        [*command, *(word for text in sets for word in ("--set", text))],
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    if run.returncode:
-        raise RecipeError(f"paceline train {RECIPE} ended with {run.returncode}:\n{run.stderr[-2000:]}")
-    steps = read_metrics(folder / "run/metrics.jsonl")[int(settings.ctr_steps * _COUNTED_FROM) :]
-    samples, seconds = (sum(float(step[key]) for step in steps) for key in ("tokens", "step_s"))
-    return samples / seconds
 
 
 def _lines_s(lines: int = 20_000, batch: int = 4096, rounds: int = 5) -> dict[str, float]:
