@@ -36,14 +36,20 @@ void check_rows(const Keys& keys, const Array<T>& values, size_t width) {
       "keys and values do not fit");
 }
 
+// T: const where the columns are read only.
 template <typename T, typename Data>
 std::vector<Column<T>> columns_of(const Keys& keys, size_t record, Data& arrays) {
   std::vector<Column<T>> columns;
   size_t width = 0;
   for (auto& array : arrays) {
     check(array.ndim() == 2 && array.shape(0) == keys.shape(0), "keys and columns do not fit");
-    columns.push_back({array.mutable_data(), static_cast<size_t>(array.shape(1))});
-    width += columns.back().width;
+    const auto wide = static_cast<size_t>(array.shape(1));
+    if constexpr (std::is_const_v<T>) {
+      columns.push_back({array.data(), wide});
+    } else {
+      columns.push_back({array.mutable_data(), wide});
+    }
+    width += wide;
   }
   check(width == record, "columns are not those of a row");
   return columns;
@@ -95,14 +101,7 @@ void bind_rows(py::module_& m, const char* name) {
       .def(
           "put",
           [](Table& table, const Keys& keys, const Arrays<T>& arrays) {
-            std::vector<Column<const T>> columns;
-            size_t width = 0;
-            for (const auto& array : arrays) {
-              check(array.ndim() == 2 && array.shape(0) == keys.shape(0), "keys and columns do not fit");
-              columns.push_back({array.data(), static_cast<size_t>(array.shape(1))});
-              width += columns.back().width;
-            }
-            check(width == table.record(), "columns are not those of a row");
+            const auto columns = columns_of<const T>(keys, table.record(), arrays);
             py::gil_scoped_release release;
             table.put(keys.data(), keys.size(), columns);
           },
