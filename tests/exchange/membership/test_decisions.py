@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import Job
+from paceline.exchange.membership import books
 from paceline.exchange.membership.books import Books
 from paceline.exchange.membership.coordinator import Coordinator
 from paceline.exchange.membership.protocol import Message
 from paceline.exchange.membership.seats import Process
-from paceline.exchange.membership.state import State
+from paceline.exchange.membership.state import State, listed
 from paceline.exchange.membership.store import Record
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
@@ -207,6 +209,50 @@ def test_a_snapshot_that_fails_is_made_later_and_those_before_are_kept(tmp_path:
     monkeypatch.setattr("time.monotonic", lambda: 1e12)
     desk.settle()
     assert desk.state.snapshot is not None and desk.state.snapshot.number == 3
+
+
+def test_a_long_journal_becomes_one_record(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "_COMPACT_AT", 8)
+    desk.join("s", "server")
+    worker = desk.join("w")
+    for number in range(1, 7):
+        desk.say(worker, "next", number)
+        desk.say(worker, "done", items=[["task", number - 1]])
+    assert len(desk.store.records) < 8 and desk.store.records[0]["is"] == "state"
+    assert desk.again().state.tasks.counts()["done"] == 6
+
+
+def test_no_task_is_dealt_to_two_workers_that_are_there(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, job(), Terms(400, lease_s=1e9, ahead=3))
+    desk.join("s", "server")
+    draws = random.Random(7)
+    peers: dict[str, Peer] = {}
+    for number in range(1, 600):
+        event = draws.random()
+        if len(peers) < 3:
+            peers[f"w{number}"] = desk.join(f"w{number}")
+        elif event < 0.05:
+            desk.say(peers.pop(draws.choice(list(peers))), "close")
+        elif event < 0.1:
+            desk = desk.again()
+            peers = {name: desk.join(name, holding=held_by(desk, name)) for name in peers}
+            desk.join("s", "server")
+        else:
+            name = draws.choice(list(peers))
+            desk.say(peers[name], "next", 1000 + number)
+            if event > 0.5 and (held := held_by(desk, name)):
+                desk.say(peers[name], "done", items=held[:1])
+        seats = desk.state.seats
+        held_now = [item for id in seats for item in desk.state.tasks.held(id)]
+        assert len(held_now) == len(set(held_now))
+        counts = desk.state.tasks.counts()
+        assert counts["done"] + counts["dealt"] + counts["waiting"] == counts["next"]  # none is lost
+
+
+def held_by(desk: Desk, nonce: str) -> list[list[Any]]:
+    seat = desk.state.seat_of(nonce)
+    assert seat is not None
+    return listed(desk.state.tasks.held(seat.id))
 
 
 WORDS = st.tuples(

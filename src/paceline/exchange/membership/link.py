@@ -18,7 +18,7 @@ from paceline.exchange.wire.auth import authenticate
 
 _LOG: Final = logging.getLogger(__name__)
 
-_PAUSES_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
+_PAUSES_S: Final = (0.01, 0.02, 0.05, 0.1)
 """Between attempts to connect."""
 
 _TELL_S: Final = 5.0
