@@ -85,6 +85,7 @@ class _Chain:
         del self.alive[which % len(self.alive)]
         self.epoch += 1
         del self.applied[self.alive[0].shard.position :]
+        self.alive[0].inbox.clear()  # of an epoch that is over
         for before, server in zip(self.alive, self.alive[1:], strict=False):
             start = server.shard.position
             server.inbox = deque(enumerate(self.applied[start : before.shard.position], start + 1))

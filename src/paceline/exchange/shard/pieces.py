@@ -63,7 +63,11 @@ class Step:
                 yield Part(table, None, self._dense[table] / self._weight)
                 continue
             rows = self._rows[table]
-            keys, sums = unique_rows(torch.cat([part.keys for part in rows]), torch.cat([part.values for part in rows]))
+            keys, sums = rows[0]
+            if len(rows) > 1:
+                keys, sums = unique_rows(
+                    torch.cat([part.keys for part in rows]), torch.cat([part.values for part in rows])
+                )
             yield Part(table, keys, sums / self._weight)
 
     def _take(self, piece: _Piece) -> None:
