@@ -165,7 +165,7 @@ class Memory:
         if count > self.rows:
             raise ExchangeError(
                 f"table {self.job.tables[table].name} is full: the shared memory was made for {self.rows} rows. Start "
-                "the run with more."
+                "the run with more (server.rows in its recipe)."
             )
         growing = [r for r in self._regions.values() if r.grows and r.name.startswith(f"{table}.")]
         row_bytes = sum(region.size_bytes for region in growing) // self.rows
