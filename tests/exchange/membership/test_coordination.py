@@ -36,10 +36,12 @@ def test_a_job_from_its_beginning_to_its_end() -> None:
         assert [one["clock"] for one in status["snapshots"]] == [10]
         done = [line for worker in workers for line in worker.lines if line.startswith(("task", "evaluate"))]
         assert sorted(done) == sorted([f"task {k}" for k in range(20)] + ["evaluate 5", "evaluate 10"])
-        for server in servers:
-            server.send(signal.SIGTERM)
-            server.line("left")
+        servers[0].send(signal.SIGTERM)
+        servers[0].line("left")
+        servers[1].kill()
+        here.wait(lambda: len(here.events("left")) == 4)
         assert [event["event"] for event in here.events()][:2] == ["began", "waiting"]
+        assert not here.events("gone")  # nobody whom the job still needed
 
 
 def test_tasks_of_a_killed_worker_go_to_others_alone() -> None:

@@ -168,8 +168,10 @@ class Coordinator:
         """A member is gone: its tasks and shards are others'."""
         seat, presence = self._books.state.seats[id], self._members.pop(id)
         self._books.write({"is": "gone", "id": id, "why": why})
-        self._books.event("left" if seat.leaving else "gone", id=id, role=seat.role.value, why=why)
-        _LOG.info("%s %d is gone: %s", seat.role.value, id, why)
+        needed = not (self._over or (seat.role is Role.WORKER and self._books.state.tasks.finished))
+        name = "gone" if needed and not seat.leaving else "left"
+        self._books.event(name, id=id, role=seat.role.value, why=why)
+        _LOG.info("%s %d %s: %s", seat.role.value, id, "is gone" if name == "gone" else "left", why)
         self._servers_changed |= seat.role is Role.SERVER
         if presence.peer is not None:
             del self._peers[presence.peer]
