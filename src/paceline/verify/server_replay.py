@@ -27,43 +27,37 @@ from paceline.train.servers.worker import Worker
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What came of a replay, of each exchange of the run; see `exchange.replay.whole.Outcome`."""
+    """What came of a replay; see `exchange.replay.whole.Outcome`."""
 
     run: Path
-    outcomes: dict[str, Outcome]
+    outcome: Outcome
 
     @property
     def equal(self) -> bool:
         """Whether all of it is the same, bit for bit."""
-        return all(outcome.difference is None for outcome in self.outcomes.values())
+        return self.outcome.difference is None
 
     @property
     def text(self) -> str:
         """For people."""
-        lines = []
-        for name, found in self.outcomes.items():
-            what = f"{found.updates:,} updates of {found.workers} workers, replayed in {found.seconds:.1f} s"
-            where = f"snapshot {found.snapshot}{name and f' of group {name}'}"
-            if found.difference is None:
-                lines.append(f"equal: {what}, give {where} bit for bit")
-            else:
-                lines.append(f"DIFFERENT: {what}, do not give {where}: {found.difference}")
-        return "\n".join(lines)
+        found = self.outcome
+        what = f"{found.updates:,} updates of {found.workers} workers, replayed in {found.seconds:.1f} s"
+        if found.difference is None:
+            return f"equal: {what}, give snapshot {found.snapshot} bit for bit"
+        return f"DIFFERENT: {what}, do not give snapshot {found.snapshot}: {found.difference}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        found = [
-            {
-                "group": name or None,
-                "snapshot": outcome.snapshot,
-                "updates": outcome.updates,
-                "workers": outcome.workers,
-                "seconds": outcome.seconds,
-                "difference": None if outcome.difference is None else str(outcome.difference),
-            }
-            for name, outcome in self.outcomes.items()
-        ]
-        return {"equal": self.equal, "run": str(self.run), "replays": found}
+        found = self.outcome
+        return {
+            "equal": self.equal,
+            "run": str(self.run),
+            "snapshot": found.snapshot,
+            "updates": found.updates,
+            "workers": found.workers,
+            "seconds": found.seconds,
+            "difference": None if found.difference is None else str(found.difference),
+        }
 
 
 def verify_replay(root: Path) -> ReplayReport:
@@ -86,21 +80,22 @@ def verify_replay(root: Path) -> ReplayReport:
             f"{root} cannot be replayed: workers of hogwild write to one memory without locks, in no order that "
             "anybody sees."
         )
-    groups: list[int | None] = [None]
     if recipe.server.deployment == "groups":
-        groups = list(range(recipe.server.groups))
-    return ReplayReport(root, {"" if group is None else str(group): _replayed(recipe, run, group) for group in groups})
+        raise ExchangeError(f"{root} has groups of servers, which were not logged; it cannot be replayed.")
+    return ReplayReport(root, _replayed(recipe, run))
 
 
-def _replayed(recipe: Recipe, run: RunDirectory, group: int | None) -> Outcome:
-    directory = exchange_of(run, group)
+def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
+    directory = exchange_of(run)
     charter = directory.read()
+    if recipe.mesh.size > 1:  # of each worker, whose ranks are all here now
+        recipe = recipe.model_copy(update={"launch": "inprocess"})
     assert recipe.server is not None
     compression = recipe.server.compression
 
     def work(worker: int, exchange: Exchange, dealer: Dealer) -> None:
-        torch.set_num_threads(threads_of(work_of(run, worker, group)))
-        parts = build_parts(recipe, charter.job, torch.device("cpu"), group or 0)
+        torch.set_num_threads(threads_of(work_of(run, worker)))
+        parts = build_parts(recipe, charter.job, torch.device("cpu"))
         Worker(
             exchange,
             dealer,

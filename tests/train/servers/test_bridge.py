@@ -44,9 +44,13 @@ def test_what_groups_move_is_averaged_and_comes_back_to_them() -> None:
     bridges[0].meet(inside[0])
     assert read(above).tolist() == read(groups[0]).tolist() == [1.5, 4.0, 3.5]
     bridges[1].meet(inside[1])
-    last = threading.Thread(target=lambda: bridges[0].part([read(groups[0])]), daemon=True)
+
+    def met() -> bool:
+        return len(dealing.finished) == 6
+
+    last = threading.Thread(target=lambda: bridges[0].part([read(groups[0])], met), daemon=True)
     last.start()  # it waits for the other group
-    bridges[1].part([read(groups[1])])
+    bridges[1].part([read(groups[1])], met)
     last.join(20)
     assert not last.is_alive()
     assert read(above).tolist() == [1.5, 4.0, 3.5]

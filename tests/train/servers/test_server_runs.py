@@ -169,9 +169,12 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
     )
     with started(out, *given, sleep_s=0.005) as run:
         run.until(lambda: run.steps() >= 3)
+        joining = subprocess.Popen(
+            [sys.executable, "-m", "paceline.cli.main", "join", str(out), "worker"], stdout=subprocess.DEVNULL
+        )
         victims = run.members()
         os.kill(victims["worker"][0], signal.SIGKILL)
-        run.until(lambda: len(set(run.members()["worker"]) - {victims["worker"][0]}) == 2)
+        run.until(lambda: len(set(run.members()["worker"]) - {victims["worker"][0]}) >= 2)
         (coordinator,) = [
             process
             for process in psutil.Process(run.process.pid).children(recursive=True)
@@ -181,9 +184,6 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
         run.until(lambda: len(run.members()["server"]) == 2)
         os.kill(victims["server"][0], signal.SIGKILL)
         run.until(lambda: len(set(run.members()["server"]) - {victims["server"][0]}) == 2)
-        joining = subprocess.Popen(
-            [sys.executable, "-m", "paceline.cli.main", "join", str(out), "worker"], stdout=subprocess.DEVNULL
-        )
         try:
             run.until(lambda: len(run.members()["worker"]) == 3)
         finally:

@@ -11,7 +11,8 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -62,25 +63,33 @@ class Bridge:
         group.push([], {table: there[table] - here[table] for table in self._tables}, {})
         group.flush()
 
-    def part(self, last: Sequence[Tensor]) -> None:
-        """Meet for the last time, with what the group held at its end; return once all groups have."""
+    def part(self, last: Sequence[Tensor], all_have_met: Callable[[], bool]) -> None:
+        """Meet for the last time, with what the group held at its end; return at the end of the global job.
+
+        Args:
+            last: by table.
+            all_have_met: whether all meetings of all groups are done; who asks before is dealt one of another group.
+        """
         self._exchanged(last)
+        while not all_have_met():
+            time.sleep(_POLL_S)
         while (deal := self._dealer.next_task()).order is not Order.END:
             if deal.order is Order.EVALUATE:  # groups look at what they have learnt themselves
                 self._dealer.done([deal])
             time.sleep(_POLL_S)
 
     def _exchanged(self, here: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Do the next meeting; return the global parameters after it."""
+        """Do the next meeting; return the global parameters with what the group has moved."""
         while (deal := self._dealer.next_task()).order is not Order.TASK:
             time.sleep(_POLL_S)
+        there = [torch.empty_like(value) for value in self._met]
+        self._above.pull(self._tables, there, self._above.job.clock(deal.number))
         # Servers subtract, at a rate of 1.
         moved = {table: (self._met[table] - here[table]) * self._share for table in self._tables}
         self._above.push([deal.number], moved, {})
         self._above.flush()
         self._dealer.done([deal])
-        self._met = [torch.empty_like(value) for value in self._met]
-        self._above.pull(self._tables, self._met, self._above.job.clock(deal.number))
+        self._met = [value - moved[table] for table, value in enumerate(there)]
         return self._met
 
 
@@ -146,7 +155,15 @@ def bridge(run: RunDirectory, number: int, groups: int, every: int) -> None:
     group.wait(clocks)
     here.close()
     inside.close()
-    made.part(group.last())
+    over = Observer(charter, secret)
+
+    def all_have_met() -> bool:
+        with suppress(ConnectionLost):  # the coordinator is being started again
+            tasks = over.status()["tasks"]
+            return bool(tasks["done"] == tasks["total"])
+        return False
+
+    made.part(group.last(), all_have_met)
     there.close()
     outside.leave()
 

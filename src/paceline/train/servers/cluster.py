@@ -48,7 +48,7 @@ def charter_for(server: ServerSection, job: Job, terms: Terms, directory: Direct
         transport=server.transport,
         streams=server.streams,
         bind=server.bind,
-        log=server.log and not server.is_hogwild,
+        log=server.log and not server.is_hogwild and server.deployment != "groups",
     )
 
 
