@@ -58,6 +58,7 @@ class Links:
         self._links: dict[int, _Link] = {}
         self._lock = threading.Lock()  # of _links: `keep` is called by other threads
         self._request = 0
+        self._closed = False
         self._sent_bytes = self._received_bytes = 0  # of connections that are gone
 
     def ask(self, server: int, frame: Frame, asker: Asker) -> int:
@@ -97,7 +98,8 @@ class Links:
             link.connection.close()
 
     def close(self) -> None:
-        """Close all connections. From any thread."""
+        """Close all connections, also those that are being made. From any thread."""
+        self._closed = True
         self.keep(())
 
     @property
@@ -125,7 +127,7 @@ class Links:
         link = _Link(connection)
         with self._lock:
             self._links[server] = link
-        if server not in self._view().servers:  # `keep` may have been called before it could see this one
+        if self._closed or server not in self._view().servers:  # `keep` may have been called before it saw this one
             connection.close()
         return link
 
