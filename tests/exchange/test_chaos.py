@@ -36,11 +36,9 @@ def test_whatever_happens(consistency: str, seed: int) -> None:
     with cast(nursery, job(consistency, replication=2), terms) as play:
         script = Script(play, SECONDS, TASKS_PER_S, random.Random(seed))
         script.servers += [play.server() for _ in range(3)]
-        script.workers += [play.worker(0.01) for _ in range(2)]
+        script.workers += [play.worker(0.01) for _ in range(3)]
         play.wait(lambda: play.status()["view"]["chains"], "a beginning")
         script.run()
-        if not any(worker.lives for worker in script.workers):
-            script.workers.append(play.worker(0.01))
         print(dict(script.done))
         play.finish()
         check(play)

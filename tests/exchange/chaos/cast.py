@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from paceline.errors import ConnectionLost
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import Job
 from paceline.exchange.membership import Observer
+from paceline.exchange.shard.manifest import Manifest
 from paceline.exchange.shard.whole import write_initial
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
@@ -108,8 +111,9 @@ class Actor(NamedTuple):
         return [int(found) for found in re.findall(r"this is server (\d+)", self.said)]
 
     def send(self, number: int) -> None:
-        if self.lives:
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if self.lives:
+                os.kill(self.pid, number)
 
 
 class Cast:
@@ -127,9 +131,22 @@ class Cast:
         self.observer = Observer(self.charter, self.directory.read_secret())
         self.start_coordinator()
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self, *options: str) -> None:
         """Start it, or another in its place."""
-        self.coordinator = self._start("coordinator", "paceline.exchange.membership.__main__", self.directory.root)
+        self.coordinator = self._start(
+            "coordinator", "paceline.exchange.membership.__main__", self.directory.root, *options
+        )
+
+    def begin_again(self, snapshot: int, servers: int) -> None:
+        """End all processes, and go on from a snapshot with so many servers, which are still to be started."""
+        for actor in self.actors:
+            actor.send(signal.SIGKILL)
+            actor.end()
+        first = Manifest.read(self.directory.snapshot(snapshot)).first_task
+        terms = replace(self.charter.terms, restored=snapshot, first_task=first, servers=servers)
+        self.charter = replace(self.charter, terms=terms)
+        self.directory.write(self.charter)
+        self.start_coordinator("--anew")
 
     def server(self) -> Actor:
         return self._start("server", "paceline.exchange.server.__main__", self.directory.root)
@@ -156,6 +173,8 @@ class Cast:
         while time.monotonic() < until:
             if found := condition():
                 return found
+            if self.status()["state"] == "failed":
+                break
             time.sleep(0.01)
         raise AssertionError(f"{what} did not come to be; {self.status()}\n{self.logs()}")
 
@@ -168,7 +187,7 @@ class Cast:
     def more(self, tasks: int) -> None:
         """Return once some more tasks are done, with others under way."""
         goal = self.wait(lambda: self.done + 1, "a coordinator") - 1 + tasks
-        self.limit(goal + 100)
+        self.limit(goal + 60)
         self.wait(lambda: self.done >= goal, f"task {goal}")
 
     def settle(self, copies: int) -> dict[str, Any]:

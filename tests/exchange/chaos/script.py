@@ -31,6 +31,7 @@ class Script:
     servers: list[Actor] = field(default_factory=list)
     workers: list[Actor] = field(default_factory=list)
     _due: list[tuple[float, Actor]] = field(default_factory=list)
+    _leaving: list[Actor] = field(default_factory=list)
 
     def run(self) -> None:
         """Play; then wake who is stopped."""
@@ -54,8 +55,9 @@ class Script:
                 if acts[name]():
                     self.done[name] += 1
                     break
-            time.sleep(self.draw.uniform(0.05, 0.5))
+            time.sleep(self.draw.uniform(0.1, 0.9))
         self._wake(float("inf"))
+        self.workers += [self.play.worker(0.01) for _ in range(2)]  # the others may be on their way out
 
     @property
     def _lease_s(self) -> float:
@@ -67,9 +69,12 @@ class Script:
             self._due.remove(due)
 
     def _settled(self) -> bool:
-        view = self.play.status()["view"]
-        copies = self.play.charter.job.replication
-        return not view.get("moves", True) and all(len(chain) == copies for chain in view["chains"])
+        """Whether all shards have all their copies, on servers that are still there."""
+        status = self.play.status()
+        view, copies = status["view"], self.play.charter.job.replication
+        gone = {server.pid for server in self.servers if not server.lives}
+        noticed = not any(member["pid"] in gone for member in status["members"])
+        return noticed and not view.get("moves", True) and all(len(chain) == copies for chain in view["chains"])
 
     def _part_with_a_server(self, number: signal.Signals) -> bool:
         """Kill, stop or dismiss a server that serves; another must be able to take its place."""
@@ -83,15 +88,17 @@ class Script:
         return True
 
     def _part_with_a_worker(self, number: signal.Signals) -> bool:
-        there = [worker for worker in self.workers if worker.lives]
-        there = [worker for worker in there if worker not in [actor for _, actor in self._due]]
-        if len(there) < 2:
+        busy = [*self._leaving, *(actor for _, actor in self._due)]
+        there = [worker for worker in self.workers if worker.lives and worker not in busy]
+        if len(there) < 3:
             return False
         self._hit(self.draw.choice(there), number)
         return True
 
     def _hit(self, actor: Actor, number: signal.Signals) -> None:
         actor.send(number)
+        if number is signal.SIGTERM:
+            self._leaving.append(actor)
         if number is signal.SIGSTOP:  # for longer than its lease, or not quite
             lease_s = self._lease_s * self.draw.choice((0.4, 1.5))
             self._due.append((time.monotonic() + lease_s, actor))
@@ -103,7 +110,7 @@ class Script:
         return True
 
     def _add_a_worker(self) -> bool:
-        if sum(worker.lives for worker in self.workers) > 3:
+        if sum(worker.lives for worker in self.workers) > 4:
             return False
         self.workers.append(self.play.worker(0.01))
         return True

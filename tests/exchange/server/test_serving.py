@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline.errors import ExchangeError
+from paceline.exchange.compress.feedback import Compression
 from paceline.exchange.interface import Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.layout import dense_ranges
@@ -143,4 +144,26 @@ def test_a_wrong_push_says_why(tmp_path):
         with pytest.raises(ExchangeError, match="rising order"):
             worker.push([3, 1], {}, {})
             worker.flush()
+        worker.close()
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+def test_what_is_compressed_is_decoded_by_every_replica(tmp_path, replication):
+    of = job(replication=replication)
+    with town(of, tmp_path, 2) as place:
+        worker = place.worker(1, Compression.of(of, "int8"))
+        gradient = torch.randn(120, 100, dtype=torch.float64)
+        keys, rows = torch.arange(50), torch.randn(50, 3, dtype=torch.float64)
+        worker.push([0], {0: gradient}, {1: Rows(keys, rows)})
+        worker.flush()
+        after, rows_after = torch.empty_like(gradient), torch.empty_like(rows)
+        worker.pull([0], [after], 1)
+        worker.pull_rows(1, keys, rows_after, 1)
+        moved = begun_weight(of) - after
+        assert 0 < (moved - gradient).abs().max() < 0.05
+        for shard in range(of.shards):
+            copies = [server.keeper.replicas[shard] for server in place.servers.values() if shard in server.keeper.held]
+            states = [copy.shard.state().tensors for copy in copies]
+            assert len(states) == replication
+            assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in other)
         worker.close()

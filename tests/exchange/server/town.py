@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.exchange.client.client import ServerExchange
+from paceline.exchange.client.outgoing import Compressor
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.membership.views import begun, may_go, next_view
@@ -143,8 +144,8 @@ class Town:
         self._synced.add(move)
         self._renew()
 
-    def worker(self, number: int) -> ServerExchange:
-        return ServerExchange(self.charter, Citizen(self, WORKERS + number), SECRET)
+    def worker(self, number: int, compression: Compressor | None = None) -> ServerExchange:
+        return ServerExchange(self.charter, Citizen(self, WORKERS + number), SECRET, None, compression)
 
     def close(self) -> None:
         for server in self.servers.values():
