@@ -9,13 +9,16 @@ heads stay where they are, however uneven.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from paceline.exchange.membership.ring import Chain, preferences
 
 _WEIGHTS: Final = {"copies": 1, "heads": 3, "tails": 2}
 """With these all three counts end near even, after whatever has happened."""
+
+_APART: Final = 1 << 20
+"""That copies are on different machines, where there are several, goes before how even the loads are."""
 
 
 class Loads:
@@ -24,10 +27,15 @@ class Loads:
     Args:
         chains: all of them.
         servers: those that count; others are about to leave, and what they have does not matter.
+        machines: where servers are; those of which that is not known or empty are each for themselves.
     """
 
-    def __init__(self, chains: Iterable[Chain], servers: Collection[int]) -> None:
+    def __init__(
+        self, chains: Iterable[Chain], servers: Collection[int], machines: Mapping[int, str] | None = None
+    ) -> None:
         self.servers = tuple(sorted(servers))
+        self._places = frozenset(servers)
+        self._machines = machines if machines and len(set(machines.values())) > 1 else None
         self._counts: dict[tuple[str, int], int] = defaultdict(int)
         for chain in chains:
             self.replace((), chain)
@@ -39,17 +47,31 @@ class Loads:
 
     def growth(self, before: Chain, after: Chain) -> int:
         """Return by how much the imbalance would grow; it shrinks where this is negative."""
-        steps = self._steps(before, after).items()
-        return sum(_WEIGHTS[what[0]] * step * (2 * self._counts[what] + step) for what, step in steps)
+        grown = 0
+        for what, step in self._steps(before, after).items():
+            if step:
+                grown += _WEIGHTS[what[0]] * step * (2 * self._counts[what] + step)
+        if self._machines is None:
+            return grown
+        return grown + _APART * (_together(after, self._machines) - _together(before, self._machines))
 
     def _steps(self, before: Chain, after: Chain) -> dict[tuple[str, int], int]:
         steps: dict[tuple[str, int], int] = defaultdict(int)
         for chain, step in ((before, -1), (after, 1)):
-            for what, servers in (("copies", chain), ("heads", chain[:1]), ("tails", chain[-1:])):
-                for server in servers:
-                    if server in self.servers:
-                        steps[what, server] += step
+            if not chain:
+                continue
+            for server in chain:
+                steps["copies", server] += step
+            steps["heads", chain[0]] += step
+            steps["tails", chain[-1]] += step
+        for what in [what for what in steps if what[1] not in self._places]:
+            del steps[what]
         return steps
+
+
+def _together(chain: Chain, machines: Mapping[int, str]) -> int:
+    """Return how many copies are where another one is."""
+    return len(chain) - len({machines.get(server) or server for server in chain})
 
 
 def shortened(chain: Chain, length: int, loads: Loads) -> Chain:
@@ -81,17 +103,20 @@ def copy(shard: int, chain: Chain, loads: Loads) -> Step | None:
     return min(steps, key=lambda step: step.growth, default=None)
 
 
-def shift(chains: Sequence[tuple[int, Chain]], loads: Loads) -> Step | None:
+def shift(
+    chains: Sequence[tuple[int, Chain]], loads: Loads, allowed: Callable[[int, int], bool] = lambda source, target: True
+) -> Step | None:
     """Return the step that evens the loads most, or None where none does.
 
     Args:
         chains: those that may change, with their shards.
         loads: of all chains.
+        allowed: whether a copy may be made from one server to another now.
     """
     best: Step | None = None
     for shard, chain in chains:
         for target in preferences(loads.servers, shard):
-            if target in chain:
+            if target in chain or not allowed(chain[-1], target):
                 continue
             for at in range(len(chain)):
                 after = (*chain[:at], *chain[at + 1 :], target)

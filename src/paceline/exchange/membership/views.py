@@ -3,7 +3,8 @@
 What they promise, whoever comes and goes in whatever order: a shard of which any copy lives has one head, which was in
 its chain before or held a finished copy; a chain only ever loses servers, and gains the target of a finished move at
 its end; a server that wants to leave keeps its shards until others have them; and once nobody comes or goes any more,
-every shard has `replication` copies (as far as there are servers) and nothing moves.
+every shard has `replication` copies (as far as there are servers), on different machines (as far as there are such),
+and nothing moves.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _AT_ONCE: Final = 4
 def begun(view: View, servers: Mapping[int, Address], job: Job) -> View:
     """Return the first view that has chains: all these servers load their shards from the snapshot."""
     made = list(ring.chains(servers, job.shards, job.replication))
-    loads = Loads(made, servers)
+    loads = Loads(made, servers, _machines(servers))
     while step := shift(list(enumerate(made)), loads):
         loads.replace(made[step.shard], step.after)
         made[step.shard] = step.after
@@ -53,7 +54,7 @@ def next_view(
     staying = [server for server in servers if server not in leaving]
     length = min(job.replication, len(staying))
     chains = [tuple(server for server in chain if server in servers) for chain in view.chains]
-    loads = Loads(chains, staying)
+    loads = Loads(chains, staying, _machines(servers))
     moves = [move for move in view.moves if _stands(move, chains, servers, staying, synced)]
     under_way = {move.shard for move in moves}
     for shard, chain in enumerate(chains):
@@ -69,6 +70,10 @@ def next_view(
     moves += _begun_moves(chains, moves, length, leaving, loads, view.epoch + 1)
     made = replace(view, servers=dict(servers), chains=tuple(chains), moves=tuple(moves))
     return view if made == view else replace(made, epoch=view.epoch + 1)
+
+
+def _machines(servers: Mapping[int, Address]) -> dict[int, str]:
+    return {server: address.machine for server, address in servers.items()}
 
 
 def may_go(view: View, server: int) -> bool:
@@ -128,15 +133,16 @@ def _begun_moves(
     for shard, stay in sorted(lacking.items(), key=lambda entry: len(entry[1])):
         step = copy(shard, stay, loads)
         if step and limits.allow(open_shards[shard][-1], step.target):
+            limits.take(open_shards[shard][-1], step.target)
             loads.replace(open_shards[shard], step.after)
             begun.append(Move(shard, open_shards[shard][-1], step.target, epoch))
     if lacking:
         return begun
-    while step := shift(list(open_shards.items()), loads):
+    while step := shift(list(open_shards.items()), loads, limits.allow):
         chain = open_shards.pop(step.shard)
-        if limits.allow(chain[-1], step.target):
-            loads.replace(chain, step.after)
-            begun.append(Move(step.shard, chain[-1], step.target, epoch))
+        limits.take(chain[-1], step.target)
+        loads.replace(chain, step.after)
+        begun.append(Move(step.shard, chain[-1], step.target, epoch))
     return begun
 
 
@@ -148,9 +154,10 @@ class _Limits:
         self._targets = Counter(move.target for move in moves)
 
     def allow(self, source: int, target: int) -> bool:
-        """Count a move in, if it is not too much."""
-        if max(self._sources[source], self._targets[target]) >= _AT_ONCE:
-            return False
+        """Whether a further one is not too much."""
+        return max(self._sources[source], self._targets[target]) < _AT_ONCE
+
+    def take(self, source: int, target: int) -> None:
+        """Count one in."""
         self._sources[source] += 1
         self._targets[target] += 1
-        return True
