@@ -215,7 +215,7 @@ class Replica:
     def _assembled(self, table: int, of: Callable[[Shard], Tensor | None]) -> Tensor:
         """Put together what the ranks have of a tensor; zeros where they have nothing."""
         every = self._shards[self.job.tables[table].name]
-        shards = [shard for shard in every if shard.owner]
+        shards = [shard for shard in every if shard.owner] or every  # none on a rank that has copies only
         pieces = [of(shard) for shard in shards]
         if len(shards) == 1 and pieces[0] is not None:
             return pieces[0].cpu().contiguous()

@@ -62,6 +62,7 @@ def go_on(directory: Directory, server: ServerSection, job: Job, terms: Terms) -
             f"the run has done all of its {terms.tasks // job.pieces} rounds; ask for more (train.steps) to go on."
         )
     before = _aside(directory.root)
+    Directory(before).memory.unlink(missing_ok=True)  # of hogwild: what it held is in the snapshot
     terms = replace(terms, first_task=manifest.first_task, restored=manifest.number)
     charter = charter_for(server, job, terms, directory)
     directory.write(charter)
