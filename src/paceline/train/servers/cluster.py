@@ -7,7 +7,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from paceline.exchange.shard.manifest import whole_snapshots
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
 from paceline.exchange.wire.address import machine
+from paceline.train.servers.news import News
 from paceline.train.servers.processes import Child, Children
 from paceline.train.servers.section import ServerSection
 from paceline.train.servers.status import Status
@@ -80,6 +81,8 @@ class Cluster:
         self._children = children
         self._replace = replace
         self._server = server
+        group = f"group {label.removeprefix('-')}: " if label else ""
+        self._news = News(directory.events, group, children.name_of)
         self._servers: dict[str, Child] = {}
         self._leaving: set[str] = set()
         self._coordinator: Child | None = None
@@ -119,7 +122,7 @@ class Cluster:
         """
         coordinator = self._coordinator
         if coordinator is not None and coordinator.code is not None:
-            log.warning("the coordinator ended (%s); starting it again", coordinator.code)
+            log.warning("the coordinator ended (%s), and is started again", coordinator.code)
             self._ended(coordinator)
             self._start_coordinator()
         for name, server in list(self._servers.items()):
@@ -130,10 +133,10 @@ class Cluster:
                 log.info("%s left", name)
                 self._children.forget(server)
                 continue
-            log.warning("%s ended (%s)", name, server.code)
+            code = server.code
             self._ended(server)
-            if self._replace:
-                self.start_server()
+            another = f"; {self.start_server()} is started" if self._replace else ""
+            log.warning("%s ended (%s)%s", name, code, another)
 
     def _ended(self, child: Child) -> None:
         """Take leave of a process; one that fails by itself, or as soon as it is started, ends the run."""
@@ -144,6 +147,10 @@ class Cluster:
         self._children.forget(child)
         if (code is not None and code > 0) or self._hasty > _TRIES:
             raise RankFailed(f"{child.name} ended with exit code {code}. The end of its log:\n{tail}")
+
+    def news(self) -> Iterator[str]:
+        """Yield what happened since the last time, in words."""
+        return self._news.new()
 
     def status(self) -> Status | None:
         """Return what the coordinator knows; None while it cannot be asked."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.train.servers.cluster import Cluster
@@ -48,6 +48,11 @@ class Clusters:
         """See `Cluster.look`."""
         for cluster in self._all:
             cluster.look()
+
+    def news(self) -> Iterator[str]:
+        """Yield what happened since the last time, in words."""
+        for cluster in self._all:
+            yield from cluster.news()
 
     def status(self) -> Status:
         """Return where the run is: done when the main exchange is, and failed or waiting if any is."""

@@ -116,6 +116,10 @@ class Children:
         """Return those of a kind: `worker`, `server`, `coordinator`."""
         return [child for child in self if child.name.partition("-")[0] == kind]
 
+    def name_of(self, pid: int) -> str | None:
+        """Return the name of the child with this number."""
+        return next((child.name for child in self if child.pid == pid), None)
+
     def forget(self, child: Child) -> None:
         """Look after it no more: it has ended."""
         with suppress(ProcessLookupError, PermissionError):  # what it started itself

@@ -5,8 +5,11 @@ It holds no parameters while the run goes on, and is on no path between workers 
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -60,15 +63,28 @@ def supervise(recipe: Recipe, out: Path, resume: bool = False, nursery: Nursery 
         PacelineError: bad input, or the training failed.
     """
     run = RunDirectory(out)
-    with run.logging_to(log_of(run, "supervisor")) as log:
+    console = Console()
+    with run.logging_to(log_of(run, "supervisor")) as log, _aloud(log, console):
         try:
-            report = _Run(recipe, run, Speaker(Console(), log), nursery).train(resume)
+            report = _Run(recipe, run, Speaker(console, log), nursery).train(resume)
         except Exception as error:
             log.error("ended by %s: %s", type(error).__name__, error)
             raise
     if report.signal is not None:
         raise SystemExit(128 + report.signal)
     return report
+
+
+@contextmanager
+def _aloud(log: logging.Logger, console: Console) -> Iterator[None]:
+    """Say warnings on the terminal too."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: console.print(record.getMessage(), markup=False)  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 class _Run:
@@ -146,6 +162,8 @@ class _Run:
             progress.take()
             workforce.look()
             clusters.look()
+            for line in clusters.news():
+                self.speaker.say(line)
             now = time.monotonic()
             if now - looked < _LOOK_S and workforce.size:
                 continue

@@ -105,7 +105,7 @@ class MembersLines(Callback):
         """Print them."""
         if self._figures:
             width = max(_WIDTH, self._console.width)  # a file takes long lines
-            self._console.print(members_table(self._figures), width=width, crop=False, no_wrap=True)
+            Console(file=self._console.file, width=width).print(members_table(self._figures))
 
 
 def _bytes(value: Any) -> str:

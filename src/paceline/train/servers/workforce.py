@@ -57,7 +57,7 @@ class Workforce:
         for number in range(self._server.workers):
             self._start_one(number % len(self._groups))
 
-    def _start_one(self, group: int) -> None:
+    def _start_one(self, group: int) -> str:
         name, cluster = f"worker-{self._next}", self._groups[group]
         if self._server.deployment == "colocated":
             self._beside[name] = cluster.start_server()
@@ -68,6 +68,7 @@ class Workforce:
         environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", self._threads)}
         child = self._children.start(name, "paceline.train.servers.process", *arguments, environment=environment)
         self._workers[name] = (child, group)
+        return name
 
     def _start_bridge(self, group: int) -> None:
         server = self._server
@@ -108,12 +109,11 @@ class Workforce:
             if code == 0:
                 log.info("%s left", name)
                 continue
-            log.warning("%s was killed (%d)", name, code)
             self._hasty = self._hasty + 1 if time.monotonic() - child.began < _HASTY_S else 0
             if self._hasty > _TRIES:
                 raise RankFailed(f"{name} is killed as soon as it is started. The end of its log:\n{tail}")
-            if self._server.replace:
-                self._start_one(group)
+            another = f"; {self._start_one(group)} is started" if self._server.replace else ""
+            log.warning("%s was killed (%d)%s", name, code, another)
 
     def _everybody(self) -> list[Child]:
         return [child for child, _ in self._workers.values()] + self._bridges

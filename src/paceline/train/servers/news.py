@@ -1,0 +1,70 @@
+"""What the coordinator wrote down of members and shards, in words: who came, who went and why, what was copied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class News:
+    """Reads events as they are written.
+
+    Args:
+        path: of `events.jsonl`.
+        group: in front of each line, where there are groups.
+        log_of: returns the name of the log of a process by its number, if it was started here.
+    """
+
+    def __init__(self, path: Path, group: str, log_of: Callable[[int], str | None]) -> None:
+        self._path = path
+        self._group = group
+        self._log_of = log_of
+        self._at = 0
+        self._over = False
+        self._copies: set[tuple[int, ...]] = set()
+        self._copying_since_s = 0.0
+
+    def new(self) -> Iterator[str]:
+        """Yield lines of what happened since the last time; none of the job's end."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as events:
+            events.seek(self._at)
+            whole, newline, _ = events.read().rpartition(b"\n")
+        self._at += len(whole) + len(newline)
+        for line in whole.splitlines():
+            text = self._told(json.loads(line))
+            if text is not None:
+                yield f"{self._group}{text}"
+
+    def _told(self, event: Mapping[str, Any]) -> str | None:
+        match event["event"]:
+            case _ if self._over:
+                return None
+            case "finished":
+                self._over = True
+            case "joined":
+                log = self._log_of(event["pid"])
+                return f"{event['role']} {event['id']} joined" + (f" (its log: {log}.log)" if log else "")
+            case "gone":
+                return f"{event['role']} {event['id']} is gone: {event['why']}"
+            case "left":
+                return f"{event['role']} {event['id']} left"
+            case "recovered":
+                return "the coordinator is back, and knows all that it knew"
+            case "snapshot failed":
+                return f"snapshot {event['number']} failed, and is tried again: {event['why']}"
+            case "view":
+                return self._copied(event)
+        return None
+
+    def _copied(self, view: Mapping[str, Any]) -> str | None:
+        """Tell of copies once no more are under way."""
+        if view["moves"]:
+            self._copying_since_s = self._copying_since_s if self._copies else view["time"]
+            self._copies |= {tuple(move) for move in view["moves"]}
+            return None
+        count, self._copies = len(self._copies), set()
+        return f"{count} shards were copied in {view['time'] - self._copying_since_s:.1f} s" if count else None

@@ -1,0 +1,32 @@
+"""What the coordinator wrote down, in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.train.servers.news import News
+
+
+def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    news = News(path, "", {7: "server-0"}.get)
+    assert list(news.new()) == []
+
+    def write(*events: dict[str, Any], end: str = "\n") -> None:
+        with path.open("a") as file:
+            file.write("\n".join(map(json.dumps, events)) + end)
+
+    write({"event": "began"}, {"event": "joined", "role": "server", "id": 1, "pid": 7})
+    write({"event": "joined", "role": "worker", "id": 2, "pid": 8})
+    assert list(news.new()) == ["server 1 joined (its log: server-0.log)", "worker 2 joined"]
+    write({"event": "view", "time": 1.0, "moves": [[0, 1, 3, 2], [1, 1, 3, 2]]})
+    write({"event": "view", "time": 1.5, "moves": [[1, 1, 3, 2], [2, 1, 3, 3]]})
+    assert list(news.new()) == []
+    write({"event": "view", "time": 3.0, "moves": []}, {"event": "gone", "role": "worker", "id": 2, "why": "it died"}, end="")  # fmt: skip
+    assert list(news.new()) == ["3 shards were copied in 2.0 s"]  # the other line is not whole yet
+    write(end="\n")
+    assert list(news.new()) == ["worker 2 is gone: it died"]
+    write({"event": "finished"}, {"event": "gone", "role": "server", "id": 1, "why": "the job is over"})
+    assert list(news.new()) == []
