@@ -15,6 +15,7 @@ from paceline.exchange.layout import mixed
 from paceline.exchange.table.choice import chosen
 from paceline.exchange.table.implementation import Implementation
 from paceline.exchange.table.initial import Beginning
+from paceline.exchange.table.portable import shared
 from paceline.exchange.table.rules import Array, rule_of
 from paceline.exchange.table.steps import Steps
 
@@ -91,9 +92,17 @@ class SharedRows:
         return self._keys[:count].copy(), [column[:count].copy() for column in self._columns]
 
     def _find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the row of each key, -1 where there is none."""
-        rows = np.empty(len(keys), dtype=np.int64)
-        self._implementation.find_shared(self._index, self._keys, np.ascontiguousarray(keys), rows)
+        """Return the row of each key, -1 where there is none.
+
+        Rows beyond those that are made are being made, or whoever made them was killed: others get their numbers.
+        """
+        keys, made, rows = np.ascontiguousarray(keys), len(self), np.empty(len(keys), dtype=np.int64)
+        self._implementation.find_shared(self._index, self._keys, keys, rows)
+        unmade = rows >= made
+        if unmade.any():
+            others = np.empty(int(unmade.sum()), dtype=np.int64)
+            shared.find(self._index, self._keys[:made], keys[unmade], others)
+            rows[unmade] = others
         return rows
 
     def _make(self, keys: NDArray[np.int64]) -> None:

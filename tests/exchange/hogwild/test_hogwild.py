@@ -198,6 +198,34 @@ def test_a_worker_that_is_killed_lets_go(tmp_path: Path) -> None:
         assert (tables.rows["rows"][: 10 * turn + 10] == -1).all()
 
 
+@pytest.mark.parametrize("kept", [0, 3])
+def test_rows_whose_maker_was_killed_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """It was killed once rows were found by the index, and before they counted."""
+    memory = _memory(tmp_path, COUNTING)
+    rows = SharedRows(memory, 0)
+    keys, ones = np.arange(20), np.ones((20, 2), dtype=np.float32)
+    if kept:
+        rows.update(keys[:kept], ones[:kept])
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "set_made", lambda *_: None)
+        with pytest.raises(ValueError, match="no such row"):
+            rows.update(keys, ones)
+    other = SharedRows(Memory.attach(memory.path, COUNTING), 0)
+    assert len(other) == kept
+    for given in (keys[15:], keys[4:9][::-1], keys):
+        other.update(given, ones[: len(given)])
+    found, (values,) = other.all()
+    assert sorted(found.tolist()) == keys.tolist()
+    read = np.empty((20, 2), dtype=np.float32)
+    other.read(keys, read)
+    assert (values[np.argsort(found)] == read).all()
+    expected = np.full(20, -1.0)
+    expected[:kept] -= 1
+    expected[15:] -= 1
+    expected[4:9] -= 1
+    assert (read[:, 0] == expected).all()
+
+
 def test_a_full_table_and_a_full_disk_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = _memory(tmp_path, COUNTING, rows=100_000)
     exchange = HogwildExchange(memory)

@@ -15,14 +15,15 @@ _Array = NDArray[Any]
 
 
 def find(index: NDArray[np.int32], held: NDArray[np.int64], keys: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-    """See `Implementation.find_shared`."""
+    """See `Implementation.find_shared`; slots of rows beyond `held` are passed over."""
     rows[:] = -1
     mask = len(index) - 1
     waiting = np.arange(len(keys))
     slots = (mixed(keys) & np.uint64(mask)).view(np.int64)
     while waiting.size:
         taken = index[slots].astype(np.int64)
-        same = (taken > 0) & (held[taken - 1] == keys[waiting])
+        same = (taken > 0) & (taken <= len(held))
+        same[same] = held[taken[same] - 1] == keys[waiting[same]]
         rows[waiting[same]] = taken[same] - 1
         going_on = (taken > 0) & ~same
         waiting, slots = waiting[going_on], (slots[going_on] + 1) & mask
