@@ -29,7 +29,7 @@ from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
 from tests.exchange.chaos.toil import values
 
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 """Only a test that fails waits so long."""
 
 
@@ -137,13 +137,13 @@ class Cast:
             "coordinator", "paceline.exchange.membership.__main__", self.directory.root, *options
         )
 
-    def begin_again(self, snapshot: int, servers: int) -> None:
-        """End all processes, and go on from a snapshot with so many servers, which are still to be started."""
+    def begin_again(self, snapshot: int, servers: int, tasks: int) -> None:
+        """End all processes; go on from a snapshot, with so many servers, which are still to be started, to the end."""
         for actor in self.actors:
             actor.send(signal.SIGKILL)
             actor.end()
         first = Manifest.read(self.directory.snapshot(snapshot)).first_task
-        terms = replace(self.charter.terms, restored=snapshot, first_task=first, servers=servers)
+        terms = replace(self.charter.terms, restored=snapshot, first_task=first, servers=servers, tasks=tasks)
         self.charter = replace(self.charter, terms=terms)
         self.directory.write(self.charter)
         self.start_coordinator("--anew")

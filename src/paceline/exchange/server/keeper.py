@@ -160,9 +160,7 @@ class Keeper:
                 raise Refused(self.epoch, f"server {self.server} is not to have shard {shard.number} by {move}")
             replica = self.replicas[shard.number] = Replica(shard, place)
             replica.upstream = upstream
-            self._settle(replica, told)
-            if not shard.position:
-                told.upstream.append((upstream, (shard.number, 0)))
+            told.upstream.append((upstream, (shard.number, replica.committed)))
 
     def acknowledged(self, server: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Note that a successor, and all after it, have updates up to a position of each shard."""

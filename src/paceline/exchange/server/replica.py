@@ -52,8 +52,9 @@ class Replica:
         self.place = place
         self.upstream: Upstream | None = None
         self.outbox: deque[Entry] = deque()
-        self.committed = 0
-        self._acknowledged = 0  # by the successor
+        # What it begins with is on all after it: they have it from the same snapshot, or there is nobody.
+        self.committed = shard.position
+        self._acknowledged = shard.position  # by the successor
         self._waiting: deque[tuple[Applied, Waiting]] = deque()
         self._copied = False  # the replica in the making was sent a copy
         self._waits = False  # commits wait for the successor
