@@ -1,6 +1,7 @@
 """A job of processes through whatever happens: its result is what its logs say, and nothing is lost or doubled.
 
-PACELINE_CHAOS_S: for how many seconds things happen; few by default, as the machine has other tests to run.
+PACELINE_CHAOS_S: for how many seconds things happen; few by default, as the machine has other tests to run. With 60,
+servers, workers and the coordinator are killed, stopped, sent away or joined by others about a hundred times.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.exchange.chaos.findings import check
 from tests.exchange.chaos.script import Script
 from tests.exchange.chaos.toil import job
 
-SECONDS = float(os.environ.get("PACELINE_CHAOS_S", "12"))
+SECONDS = float(os.environ.get("PACELINE_CHAOS_S", "8"))
 TASKS_PER_S = 20
 
 
@@ -29,9 +30,17 @@ def _stacks() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery()
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize(("consistency", "seed"), [("asp", 1), ("ssp(2)", 2), ("bsp", 3)])
-def test_whatever_happens(consistency: str, seed: int) -> None:
-    nursery = Nursery()
+def test_whatever_happens(nursery: Nursery, consistency: str, seed: int) -> None:
+    if consistency.startswith("ssp") and "PACELINE_CHAOS_S" not in os.environ:
+        pytest.skip("asp and bsp are its ends; set PACELINE_CHAOS_S for it too")
     terms = Terms(int(SECONDS * TASKS_PER_S) // 2 * 2 + 40, servers=3, workers=1, lease_s=1.5, snapshot_every=100)
     with cast(nursery, job(consistency, replication=2), terms) as play:
         script = Script(play, SECONDS, TASKS_PER_S, random.Random(seed))
@@ -42,4 +51,3 @@ def test_whatever_happens(consistency: str, seed: int) -> None:
         print(dict(script.done))
         play.finish()
         check(play)
-    nursery.close()

@@ -8,9 +8,8 @@ from tests.exchange.server.labour import check, job, labour
 from tests.exchange.server.town import town
 
 
-@pytest.mark.parametrize("mode", ["asp", "ssp(1)", "bsp"])
-def test_nothing_happens(tmp_path, mode):
-    with town(job(mode, replication=2), tmp_path, 3) as place:
+def test_nothing_happens(tmp_path):
+    with town(job("bsp", replication=2), tmp_path, 3) as place:
         with labour(place, 2) as work:
             work.more(20)
         check(work)
