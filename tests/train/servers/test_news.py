@@ -24,7 +24,8 @@ def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
     write({"event": "view", "time": 1.0, "moves": [[0, 1, 3, 2], [1, 1, 3, 2]]})
     write({"event": "view", "time": 1.5, "moves": [[1, 1, 3, 2], [2, 1, 3, 3]]})
     assert list(news.new()) == []
-    write({"event": "view", "time": 3.0, "moves": []}, {"event": "gone", "role": "worker", "id": 2, "why": "it died"}, end="")  # fmt: skip
+    gone = {"event": "gone", "role": "worker", "id": 2, "why": "it died"}
+    write({"event": "view", "time": 3.0, "moves": []}, gone, end="")
     assert list(news.new()) == ["3 shards were copied in 2.0 s"]  # the other line is not whole yet
     write(end="\n")
     assert list(news.new()) == ["worker 2 is gone: it died"]

@@ -154,8 +154,6 @@ def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None
     assert [row["step"] for row in rows] == list(range(1, done + 13))
     assert gap(out, serial(out / "config.yaml", done + 12)) < 1e-9
     assert read_metrics(out / "metrics.jsonl", "validation")[-1]["step"] == done + 12
-    members = [row["members"] for row in read_metrics(out / "metrics.jsonl", "members")][-1]
-    assert any(name.startswith("server") and figures["updates"] > 0 for name, figures in members.items())
     report = verify_replay(out)
     assert report.equal, report.text
 
@@ -193,6 +191,10 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
         assert run.finish() == 130, run.said
     report = verify_replay(out)
     assert report.equal, report.text
+    members = [row["members"] for row in read_metrics(out / "metrics.jsonl", "members")]
+    for kind, figure in (("server", "updates"), ("worker", "pushes")):
+        assert any(v.get(figure, 0) > 0 for row in members for name, v in row.items() if name.startswith(kind))
+    assert "the coordinator is back" in run.said and "is gone: its process ended" in run.said
     events = [json.loads(line) for line in (out / "exchange" / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events].count("recovered") == 1
 
