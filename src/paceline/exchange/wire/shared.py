@@ -89,6 +89,8 @@ class SharedConnection(SocketConnection):
             self._segments[number] = Segment(total)
         self._free.discard(number)
         self._segments[number].use(total)
+        for idle in self._free:
+            self._segments[idle].use(0)
         return number, starts
 
     def _collect(self, patience_ms: int | None) -> None:
