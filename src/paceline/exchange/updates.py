@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-
 OUTSTANDING: Final = 1024
 """Pushes that a worker may have sent and not seen acknowledged: how far back a shard knows its sequences."""
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from paceline.exchange.interface import Deal, Order
 from paceline.exchange.job import Consistency, DenseTable, Job
+from paceline.exchange.membership.state import State
 from paceline.exchange.membership.tasks import Item, Tasks
-from paceline.exchange.terms import Terms
+from paceline.exchange.terms import Charter, Terms
+from paceline.exchange.view import Address
 
 
 def job(consistency: str, pieces: int = 1) -> Job:
@@ -175,3 +177,25 @@ def test_each_task_is_done_once_whoever_dies(
 
 def _clocks(every: int) -> set[int]:
     return {*(range(every, 4, every) if every else ()), 4}
+
+
+def test_under_bsp_tasks_wait_for_a_snapshot_that_is_due() -> None:
+    terms = Terms(8, snapshot_every=2)
+    state = State(Charter(job("bsp", 2), terms, Address()))
+    for number in range(4):
+        assert drawn(state.tasks, 1) == Deal(Order.TASK, number)
+        state.tasks.done([(Order.TASK, number)])
+    assert state.tasks.clock == 2 and drawn(state.tasks, 1).order is Order.WAIT
+    again = State(Charter(job("bsp", 2), terms, Address()))
+    again.apply(json.loads(json.dumps(state.to_record())))
+    for one, ends in ((state, "complete"), (again, "dropped")):  # training does not stop for want of room on a disk
+        assert drawn(one.tasks, 1).order is Order.WAIT
+        one.apply({"is": "snapshot", "number": 1, "clock": 2, "epoch": 1})
+        one.apply({"is": ends, "keep": 2} if ends == "complete" else {"is": ends})
+        assert drawn(one.tasks, 1) == Deal(Order.TASK, 4) and one.tasks.barrier == 4
+
+
+def test_without_bsp_nobody_waits_for_a_snapshot() -> None:
+    state = State(Charter(job("ssp(1)"), Terms(8, snapshot_every=1), Address()))
+    state.tasks.done([(Order.TASK, 0), (Order.TASK, 1)])
+    assert drawn(state.tasks, 1) == Deal(Order.TASK, 2)

@@ -45,7 +45,10 @@ class Snapshots:
         """Begin a snapshot if one is due."""
         state, every = self._books.state, self._terms.snapshot_every
         clock = state.tasks.clock
-        due = every and clock // every > state.snapshot_clock // every
+        if state.tasks.exact:
+            due = state.tasks.barrier is not None and clock >= state.tasks.barrier
+        else:
+            due = bool(every) and clock // every > state.snapshot_clock // every
         ended = clock >= self._job.clock(self._terms.tasks) > state.snapshot_clock
         if (due or ended) and time.monotonic() >= self._not_before_s:
             self.begin()

@@ -78,6 +78,7 @@ class State:
         self.snapshot: Snapshot | None = None
         self.snapshots: list[Snapshot] = []
         self.snapshot_clock = charter.job.clock(charter.terms.first_task)
+        self._wait_for_snapshot_after(self.snapshot_clock)
         self._kinds: Mapping[str, Callable[..., None]] = {
             "join": self._join,
             "leave": self._leave,
@@ -180,9 +181,16 @@ class State:
             self.snapshots = [*self.snapshots, self.snapshot][-keep:]
             self.snapshot_clock = self.snapshot.clock
             self.snapshot = None
+            self._wait_for_snapshot_after(self.snapshot_clock)
 
     def _drop_snapshot(self) -> None:
         self.snapshot = None
+        self._wait_for_snapshot_after(self.tasks.clock)  # training does not stop for want of room on a disk
+
+    def _wait_for_snapshot_after(self, clock: int) -> None:
+        """Let tasks wait for the next snapshot that is due after this clock."""
+        every = self._charter.terms.snapshot_every
+        self.tasks.barrier = (clock // every + 1) * every if every else None
 
     def _anew(self) -> None:
         """The job begins from the snapshot of its terms; ids and epochs go on, so that no log has two of one."""

@@ -3,7 +3,8 @@
 Tasks are dealt in order, those of workers that are gone before all others. A worker holds what it was dealt until it
 says that it is done, or gives it back, or is gone. Nothing is dealt that would have to wait long: no task of a clock
 beyond the lowest that is not done, plus the largest bound, plus one. Where all tables are BSP, tasks of clock c wait
-for an evaluation that is due at clock c, so that it sees exactly that clock; elsewhere they go on beside it.
+for an evaluation or a snapshot that is due at clock c, so that it has exactly that clock; elsewhere they go on beside
+it.
 
 `choose` decides and changes nothing; the coordinator writes down what it decided and then calls `deal`.
 """
@@ -23,12 +24,18 @@ Item: TypeAlias = tuple[Order, int]
 
 
 class Tasks:
-    """What is done, dealt and given back, of one job."""
+    """What is done, dealt and given back, of one job.
+
+    Attributes:
+        exact: whether all tables are BSP.
+        barrier: where all are, the clock whose tasks wait for a snapshot.
+    """
 
     def __init__(self, job: Job, terms: Terms) -> None:
         bounds = [table.consistency.bound for table in job.tables]
         self._pieces, self._total, self._ahead = job.pieces, terms.tasks, terms.ahead
-        self._exact = not any(bounds) and None not in bounds
+        self.exact = not any(bounds) and None not in bounds
+        self.barrier: int | None = None
         self._window = None if None in bounds else max((bound or 0 for bound in bounds), default=0) + 1
         self._floor = self._next = terms.first_task
         self._done: set[int] = set()  # tasks above the floor
@@ -127,6 +134,7 @@ class Tasks:
             "held": [[worker, order.value, number] for (order, number), worker in self._owners.items()],
             "orphans": sorted(self._orphans),
             "evaluated": self._evaluations.to_list(),
+            "barrier": self.barrier,
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
@@ -134,13 +142,14 @@ class Tasks:
         self._floor, self._next = values["floor"], values["next"]
         self._done, self._orphans = set(values["done"]), list(values["orphans"])
         self._owners, self._held = {}, {}
+        self.barrier = values["barrier"]
         self._evaluations.restore(values["evaluated"])
         for worker, order, number in values["held"]:
             self._hold(worker, (Order(order), number))
 
     def _allowed(self, task: int) -> bool:
         clock = task // self._pieces
-        if self._exact and (waiting := self._evaluations.first) is not None and clock >= waiting:
+        if self.exact and any(at is not None and clock >= at for at in (self._evaluations.first, self.barrier)):
             return False
         return self._window is None or clock <= self.clock + self._window
 
