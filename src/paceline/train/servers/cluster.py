@@ -85,6 +85,7 @@ class Cluster:
         self._news = News(directory.events, group, children.name_of)
         self._servers: dict[str, Child] = {}
         self._leaving: set[str] = set()
+        self._heirs: dict[str, str] = {}  # of servers that died
         self._coordinator: Child | None = None
         self._observer: Observer | None = None
         self._next = 0
@@ -109,7 +110,9 @@ class Cluster:
         return name
 
     def dismiss(self, server: str) -> None:
-        """Tell a server to leave: it ends once its shards have moved elsewhere."""
+        """Tell a server, or who was started in its place, to leave: it ends once its shards have moved elsewhere."""
+        while server in self._heirs:
+            server = self._heirs.pop(server)
         if server in self._servers:
             self._leaving.add(server)
             self._servers[server].send(signal.SIGTERM)
@@ -135,7 +138,9 @@ class Cluster:
                 continue
             code = server.code
             self._ended(server)
-            another = f"; {self.start_server()} is started" if self._replace else ""
+            if self._replace:
+                self._heirs[name] = self.start_server()
+            another = f"; {self._heirs[name]} is started" if self._replace else ""
             log.warning("%s ended (%s)%s", name, code, another)
 
     def _ended(self, child: Child) -> None:

@@ -62,8 +62,7 @@ class Clusters:
         figures = dict(found.figures)
         for number, cluster in enumerate(self.groups):
             status = cluster.status() or Status()
-            if status.failed or status.waiting:
-                found = replace(found, failed=status.failed, waiting=status.waiting)
+            found = replace(found, failed=found.failed or status.failed, waiting=found.waiting or status.waiting)
             figures |= {f"group-{number}/{name}": values for name, values in status.figures.items()}
         return replace(found, figures=figures)
 
