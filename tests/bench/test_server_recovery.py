@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from paceline.bench import server_recovery
-from paceline.bench.server_recovery_job import longest
+from paceline.bench.server import recovery
+from paceline.bench.server.recovery_job import longest
 from paceline.errors import RecipeError
 
 
@@ -42,17 +42,17 @@ def test_what_was_measured_is_shown(monkeypatch):
         assert sizes == (3, 3, 1 << 18, 0.005, 2)
         yield Job()
 
-    monkeypatch.setattr(server_recovery, "recovery_job", job)
-    found = server_recovery.run({"recovery_repeats": "3", "recovery_task_ms": "5"})
-    recovery = found["recovery"]
-    assert (recovery["server_kill_stall_s"]["median"], recovery["server_kill_stall_s"]["worst"]) == (0.5, 0.9)
-    assert recovery["join_s"]["worst"] == 1.0 and recovery["worker_kill_stall_s"]["worst"] == 1.1
-    assert recovery["usual_s"]["count"] == 6
+    monkeypatch.setattr(recovery, "recovery_job", job)
+    found = recovery.run({"recovery_repeats": "3", "recovery_task_ms": "5"})
+    figures = found["recovery"]
+    assert (figures["server_kill_stall_s"]["median"], figures["server_kill_stall_s"]["worst"]) == (0.5, 0.9)
+    assert figures["join_s"]["worst"] == 1.0 and figures["worker_kill_stall_s"]["worst"] == 1.1
+    assert figures["usual_s"]["count"] == 6
     console = Console(width=120, record=True)
-    server_recovery.show(console, found)
+    recovery.show(console, found)
     assert "stall after SIGKILL of a server" in console.export_text()
 
 
 def test_a_replica_is_needed():
     with pytest.raises(RecipeError, match="recovery_replication"):
-        server_recovery.run({"recovery_replication": "1"})
+        recovery.run({"recovery_replication": "1"})

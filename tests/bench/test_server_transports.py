@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from paceline.bench.server import main
-from paceline.bench.server_transports import Settings, _against, _figures
-from paceline.bench.server_transports_ways import LIMITS, WAYS, Load, way
+from paceline.bench.server.main import main
+from paceline.bench.server.transports import Settings, _against, _figures
+from paceline.bench.server.transports_ways import LIMITS, WAYS, Load, way
 from paceline.errors import RecipeError
 
 

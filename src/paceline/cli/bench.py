@@ -25,7 +25,7 @@ BENCHES = {
     ),
     "steps": ("paceline.bench.steps", "step time and memory of five models on this machine, predicted beside measured"),
     "collectives": ("paceline.bench.collectives", "shared memory against Gloo and the memory's copy speed, by size"),
-    "server": ("paceline.bench.server", "push and pull of the parameter server against raw limits and its peers"),
+    "server": ("paceline.bench.server.main", "push and pull of the parameter server against raw limits and its peers"),
 }
 
 

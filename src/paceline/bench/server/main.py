@@ -1,11 +1,10 @@
 """`paceline bench server`: the parameter server against the limits of this machine, and against its peers.
 
-It has parts, each with settings of its own (`--set key=value`); `parts` says which are run. `transports` (see
-`server_transports`): push and pull of tensors and rows by each transport, the raw limits, and peers, in one run. `rows`
-(see `server_rows`): rows read and updated in the table itself, by one core. `compression` (see
-`server_compression`): how small and how fast. `recovery` (see `server_recovery`): stalls
-after kills, and how long who joins takes. `ctr` (see `server_ctr`): samples a second of the recipe of clicks.
-`straggler` (see `server_straggler`): what a slow worker costs the others.
+It has parts, each in a module of its own and with its own settings (`--set key=value`); `parts` says which are run.
+`transports`: push and pull of tensors and rows by each transport, the raw limits, and peers, in one run. `rows`: rows
+read and updated in the table itself, by one core. `compression`: how small and how fast. `recovery`: stalls after
+kills, and how long who joins takes. `ctr`: samples a second of the recipe of clicks. `straggler`: what a slow worker
+costs the others.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from paceline.bench import options as given
 from paceline.bench.machine import machine, table_console, warn_of_load
 
 PARTS: Final = {
-    "transports": "paceline.bench.server_transports",
-    "rows": "paceline.bench.server_rows",
-    "compression": "paceline.bench.server_compression",
-    "recovery": "paceline.bench.server_recovery",
-    "ctr": "paceline.bench.server_ctr",
-    "straggler": "paceline.bench.server_straggler",
+    "transports": "paceline.bench.server.transports",
+    "rows": "paceline.bench.server.rows",
+    "compression": "paceline.bench.server.compression",
+    "recovery": "paceline.bench.server.recovery",
+    "ctr": "paceline.bench.server.ctr",
+    "straggler": "paceline.bench.server.straggler",
 }
 """What `parts` may name: a module with `KEYS`, the settings it knows, `run(options)`, which returns its share of
 `--json`, and `show(console, result)`, which prints that. `settings` of what it returns stand under its name."""

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.bench import options as given
-from paceline.bench.server_transports_turns import take_turns
-from paceline.bench.server_transports_ways import LIMITS, OURS, PEERS, WAYS, Load, Times
+from paceline.bench.server.transports_turns import take_turns
+from paceline.bench.server.transports_ways import LIMITS, OURS, PEERS, WAYS, Load, Times
 from paceline.bench.statistics import ratios, spread
 from paceline.bench.table import quartiles
 

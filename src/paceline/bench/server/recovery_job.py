@@ -149,7 +149,7 @@ class RecoveryJob:
             time.sleep(0.002)
 
     def _start_worker(self) -> _Process:
-        return self._start("paceline.bench.server_recovery_worker", f"diary-{len(self._all)}", str(self._task_s))
+        return self._start("paceline.bench.server.recovery_worker", f"diary-{len(self._all)}", str(self._task_s))
 
     def _start(self, module: str, diary: str = "", *more: str) -> _Process:
         log = self._folder / f"{module.rpartition('.')[2]}-{len(self._all)}.log"

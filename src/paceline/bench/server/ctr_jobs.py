@@ -1,4 +1,4 @@
-"""What the peers of `server_ctr` do: PyTorch alone, with tables that every rank keeps whole."""
+"""What the peers of `ctr` do: PyTorch alone, with tables that every rank keeps whole."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from paceline.bench.server_transports_ways import Client, Load, Times, example, way
+from paceline.bench.server.transports_ways import Client, Load, Times, example, way
 
 _DENSE, _SMALL = ("push", "pull", "pull_placed"), ("push_rows", "pull_rows", "rtt")
 _DENSE_REPETITIONS = 5

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.bench.server_transports_ways import Client, Load, example, wait_for
+from paceline.bench.server.transports_ways import Client, Load, example, wait_for
 from paceline.errors import ConnectionLost
 from paceline.exchange.view import Address
 from paceline.exchange.wire.connect import connect

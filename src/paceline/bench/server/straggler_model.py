@@ -1,4 +1,4 @@
-"""What `server_straggler` trains: next to nothing, on samples that take their time, three times as long in one worker.
+"""What `straggler` trains: next to nothing, on samples that take their time, three times as long in one worker.
 
 Time passes asleep, so that workers do not slow each other down on a machine of few cores.
 """

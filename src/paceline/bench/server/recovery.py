@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from paceline.bench import options as given
-from paceline.bench.server_recovery_job import recovery_job
+from paceline.bench.server.recovery_job import recovery_job
 from paceline.bench.statistics import spread
 
 _WATCHED_S: Final = 2.0

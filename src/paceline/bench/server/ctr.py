@@ -26,14 +26,14 @@ from rich.table import Table
 
 from paceline.bench import options as given
 from paceline.bench.results import found
-from paceline.bench.server_runs import COUNTED_FROM, LIMIT_S, samples_per_s
+from paceline.bench.server.runs import COUNTED_FROM, LIMIT_S, samples_per_s
 from paceline.bench.statistics import ratios, spread
 from paceline.errors import RecipeError
 from paceline.runtime.job.launch import launch
 from paceline.train.data import open_source
 from paceline.train.data.config import CriteoData, LibsvmData
 
-RECIPE: Final = Path(__file__).parents[3] / "recipes/ctr.yaml"
+RECIPE: Final = Path(__file__).parents[4] / "recipes/ctr.yaml"
 
 
 class Contestant(StrEnum):
@@ -134,7 +134,7 @@ def _turn(who: Contestant, rows: int, settings: Settings) -> float:
         }
         ranks = settings.ctr_workers if who is Contestant.DDP else 1
         launch(
-            "paceline.bench.server_ctr_jobs:train_whole_tables",
+            "paceline.bench.server.ctr_jobs:train_whole_tables",
             arguments,
             ranks,
             environment={"OMP_NUM_THREADS": "1"},

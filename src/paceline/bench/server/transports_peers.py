@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paceline.bench.server_transports_ways import Client, Load, example, wait_for
+from paceline.bench.server.transports_ways import Client, Load, example, wait_for
 
 _HAS: dict[str, Tensor] = {}
 

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from paceline.bench import options as given
-from paceline.bench.server_runs import samples_per_s
+from paceline.bench.server.runs import samples_per_s
 from paceline.bench.statistics import ratios, spread
 
 _SAMPLES: Final = 16
@@ -116,7 +116,7 @@ def _turn(mode: str, slow: float, settings: Settings) -> float:
 def _recipe(mode: str, slow: float, settings: Settings, folder: str) -> dict[str, Any]:
     consistency, tasks = MODES[mode]
     workers, batch = settings.straggler_workers, _SAMPLES * settings.straggler_workers
-    place = "paceline.bench.server_straggler_model"
+    place = "paceline.bench.server.straggler_model"
     naps = {
         "length": batch * settings.straggler_steps,
         "nap_s": settings.straggler_nap_ms / 1000,

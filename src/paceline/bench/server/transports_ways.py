@@ -62,7 +62,7 @@ class Way(Protocol):
         ...
 
 
-_OURS, _RAW, _PEERS = (f"paceline.bench.server_transports_{part}" for part in ("ours", "raw", "peers"))
+_OURS, _RAW, _PEERS = (f"paceline.bench.server.transports_{part}" for part in ("ours", "raw", "peers"))
 OURS: Final = ("shared", "unix", "tcp", "tcp-4")
 LIMITS: Final = {"shared": "memcpy", "unix": "raw-unix", "tcp": "raw-tcp", "tcp-4": "raw-tcp"}
 PEERS: Final = ("torch-rpc", "gloo", "grpc", "ray")

@@ -1,6 +1,6 @@
-"""A worker of `server_recovery`: computes nothing for a while, and writes down when each of its tasks was done.
+"""A worker of `recovery`: computes nothing for a while, and writes down when each of its tasks was done.
 
-Run as `python -m paceline.bench.server_recovery_worker DIRECTORY FILE TASK_S`.
+Run as `python -m paceline.bench.server.recovery_worker DIRECTORY FILE TASK_S`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.bench.server_transports_ways import Client, Load, example, wait_for
+from paceline.bench.server.transports_ways import Client, Load, example, wait_for
 
 _PUSH, _PULL, _PUSH_ROWS, _PULL_ROWS, _PING = (bytes([number]) * 64 for number in range(1, 6))
 """Requests, as long as a head must be that says who, what and how much. A push is acknowledged by one of its kind."""

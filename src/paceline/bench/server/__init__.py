@@ -1,0 +1,1 @@
+"""`paceline bench server`, part by part."""
