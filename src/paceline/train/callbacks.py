@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class StepReport:
         peak_memory: bytes, the highest so far in this process (of the device if there is one).
         parts: seconds of its parts on this rank, as far as they can be told apart: `data`, `forward`, `backward` (or
             `passes`), `update`.
+        unit: what `weight` counts: `samples` where it is known to be as many as these, else `tokens`.
     """
 
     step: int
@@ -53,6 +54,7 @@ class StepReport:
     seconds: float
     peak_memory: int
     parts: Mapping[str, float] = field(default_factory=dict)
+    unit: Literal["tokens", "samples"] = "tokens"
 
     @property
     def tokens_per_s(self) -> float:

@@ -25,7 +25,7 @@ class ProgressBar(Callback):
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[speed]} tokens/s"),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             expand=True,
@@ -40,7 +40,7 @@ class ProgressBar(Callback):
     def on_step(self, report: StepReport) -> None:
         """Move the bar."""
         if self._task is not None:
-            speed = f"{report.tokens_per_s:,.0f}"
+            speed = f"{report.tokens_per_s:,.0f} {report.unit}/s"
             self._bar.update(self._task, completed=report.step, loss=f"{report.loss:.4f}", speed=speed)
 
     def on_validate(self, report: ValidationReport) -> None:
@@ -75,7 +75,7 @@ class ProgressLines(Callback):
         self._shown_at = now
         left = (report.steps - report.step) * (now - self._begun_at) / max(1, report.step - self._first)
         self._console.print(
-            f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {report.tokens_per_s:,.0f} tokens/s  "
+            f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {report.tokens_per_s:,.0f} {report.unit}/s  "
             f"{_minutes(left)} left",
             highlight=False,
         )

@@ -30,6 +30,7 @@ def test_a_server_beside_every_worker(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with started(out, *sets(server=COLOCATED, train__steps=STEPS)) as run:
         assert run.finish() == 0, run.said
+    assert "samples/s" in run.said and "tokens/s" not in run.said
     learns(out)
     assert gap(out, serial(out / "config.yaml", STEPS)) < 1e-9
     report = verify_replay(out)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.train.data.source import DatasetSource
 from paceline.train.servers.records import RecordFile, RecordReader, threads_of
+from paceline.train.servers.samples import TaskSamples, samples_of_step
 from paceline.train.servers.steps import Steps
 from paceline.train.servers.view import staleness_words
 from paceline.train.servers.worker import EvaluationReport, TaskReport
+from tests.train.servers.toys import Points
 
 
 def task(number: int, loss: float, weight: float = 1.0) -> TaskReport:
@@ -34,20 +37,27 @@ def test_lines_are_read_as_they_come_and_no_half_ones(tmp_path: Path) -> None:
 
 
 def test_a_step_is_there_once_all_its_tasks_are_each_of_them_once() -> None:
-    steps = Steps(pieces=2, steps=4, every=1, rate=0.1)
+    steps = Steps(pieces=2, steps=4, every=1, rate=0.1, samples=[4, 3, 1].__getitem__)
 
-    def take(number: int, loss: float | None, weight: float = 1.0) -> list[tuple[int, float, float]]:
+    def take(number: int, loss: float | None, weight: float = 1.0) -> list[tuple[int, float, float, str]]:
         found = steps.take({"task": number, "loss": loss, "weight": weight, "memory_bytes": 5})
-        return [(report.step, report.loss, report.weight) for report in found]
+        return [(report.step, report.loss, report.weight, report.unit) for report in found]
 
     assert take(2, 4.0) == take(3, 8.0) == take(1, 3.0, 3.0) == []
     assert take(1, 9.0) == []  # by somebody who died before the first was known to be done
-    assert take(0, 1.0) == [(1, 2.5, 4.0), (2, 6.0, 2.0)]
+    assert take(0, 1.0) == [(1, 2.5, 4.0, "samples"), (2, 6.0, 2.0, "tokens")]
     assert take(0, 7.0) == []
     assert take(5, None, 0.0) == []
-    ((step, loss, weight),) = take(4, None, 0.0)
+    ((step, loss, weight, _),) = take(4, None, 0.0)
     assert (step, weight) == (3, 0.0) and math.isnan(loss)
     assert steps.done == 3
+
+
+def test_a_step_has_as_many_samples_as_its_tasks() -> None:
+    read = TaskSamples(DatasetSource(Points(36), "points"), batch=8, pieces=2)  # the fifth step of an epoch has four
+    for step in range(10):
+        found = [part.samples for piece in range(2) for part in read.portions(2 * step + piece)]
+        assert sum(found) == samples_of_step(step, 36, 8)
 
 
 @pytest.mark.parametrize(

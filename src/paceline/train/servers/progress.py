@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from paceline.exchange.terms import Charter
@@ -22,6 +23,7 @@ from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.records import RecordReader
 from paceline.train.servers.rundir import work_of
+from paceline.train.servers.samples import samples_of_step
 from paceline.train.servers.steps import Steps
 from paceline.train.servers.view import MembersLines, MembersView
 from paceline.train.startup import FirstStep, Speaker
@@ -34,16 +36,19 @@ class Progress:
         recipe: of the run.
         run: its directory.
         charter: of its exchange.
+        samples: of the training data.
         speaker: says things.
     """
 
-    def __init__(self, recipe: Recipe, run: RunDirectory, charter: Charter, speaker: Speaker) -> None:
+    def __init__(self, recipe: Recipe, run: RunDirectory, charter: Charter, samples: int, speaker: Speaker) -> None:
         job, terms = charter.job, charter.terms
         assert recipe.server is not None
         self._every = recipe.server.average_every or 1
         self.total = terms.tasks // job.pieces * self._every
         first = terms.first_task // job.pieces
-        self.steps = Steps(recipe.server.tasks_of_a_step, self.total, self._every, recipe.optimizer.lr, first)
+        pieces, rate = recipe.server.tasks_of_a_step, recipe.optimizer.lr
+        sizes = partial(samples_of_step, samples=samples, batch=recipe.train.batch)
+        self.steps = Steps(pieces, self.total, self._every, rate, sizes, first)
         grouped = recipe.server.deployment == "groups"
         groups: list[int | None] = list(range(recipe.server.groups)) if grouped else [None]
         self._records = RecordReader(work_of(run, 0, group).parent for group in groups)

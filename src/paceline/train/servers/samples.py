@@ -14,6 +14,11 @@ from paceline.train.data import Batch, MicroBatch, Source
 from paceline.train.data.order import Cut, Indices, Order
 
 
+def samples_of_step(step: int, samples: int, batch: int) -> int:
+    """Return how many samples a step has. step: from 0; samples: of an epoch; batch: of a regular step."""
+    return min(batch, samples - step % math.ceil(samples / batch) * batch)
+
+
 class TaskSamples:
     """Reads the samples of tasks.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paceline.train.callbacks import StepReport
 
@@ -26,11 +26,15 @@ class Steps:
         steps: of the run.
         every: steps of a clock; above 1 where workers take local steps.
         rate: learning rate.
+        samples: returns how many samples a step has; steps are counted from 0.
         first: clocks that were done before.
     """
 
-    def __init__(self, pieces: int, steps: int, every: int, rate: float, first: int = 0) -> None:
+    def __init__(
+        self, pieces: int, steps: int, every: int, rate: float, samples: Callable[[int], int], first: int = 0
+    ) -> None:
         self._pieces, self._steps, self._every, self._rate = pieces, steps, every, rate
+        self._samples = samples
         self._next = first
         self._open: dict[int, _Clock] = {}
         self._at = time.monotonic()
@@ -54,9 +58,11 @@ class Steps:
 
     def _completed(self) -> StepReport:
         tasks = [pair for _, pair in sorted(self._open.pop(self._next).tasks.items()) if pair[1]]
+        samples = sum(map(self._samples, range(self.done, self.done + self._every)))
         self._next += 1
         weight = sum(pair[1] for pair in tasks)
         loss = math.fsum(loss * count for loss, count in tasks) / weight if weight else math.nan
         now, before = time.monotonic(), self._at
         self._at = now
-        return StepReport(self.done, self._steps, loss, self._rate, None, weight, now - before, self._peak)
+        unit: Literal["tokens", "samples"] = "samples" if weight == samples else "tokens"
+        return StepReport(self.done, self._steps, loss, self._rate, None, weight, now - before, self._peak, unit=unit)

@@ -117,7 +117,7 @@ class _Run:
         with Children(run.root / "logs", self.nursery) as children, NotedSignals() as signals:
             clusters = Clusters(made, children, self.server)
             workforce = Workforce(run, self.server, clusters.groups, children)
-            report = self._watch(clusters, workforce, signals)
+            report = self._watch(clusters, workforce, len(source), signals)
             children.end(signal.SIGTERM, 1.0, children.named("coordinator"))
         if report.signal is not None:
             self._say_stopped(report, report.signal)
@@ -126,10 +126,10 @@ class _Run:
         finish(recipe, run, directory, charter.job, module, self.speaker, report)
         return report
 
-    def _watch(self, clusters: Clusters, workforce: Workforce, signals: NotedSignals) -> EndReport:
+    def _watch(self, clusters: Clusters, workforce: Workforce, samples: int, signals: NotedSignals) -> EndReport:
         """Start everything, and return when the job is done or was stopped in good order."""
         charter = clusters.groups[0].charter
-        progress = Progress(self.recipe, self.run, charter, self.speaker)
+        progress = Progress(self.recipe, self.run, charter, samples, self.speaker)
         parameters = sum(table.count for table in charter.job.tables if hasattr(table, "count"))
         ended: int | None = None
         try:

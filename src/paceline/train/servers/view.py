@@ -61,7 +61,7 @@ class MembersView(Callback):
             MofNCompleteColumn(),
             BarColumn(bar_width=40),
             TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[speed]} tokens/s"),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         self._live = Live(self._bar, console=console, refresh_per_second=4)
@@ -74,7 +74,7 @@ class MembersView(Callback):
 
     def on_step(self, report: StepReport) -> None:
         """Move the bar."""
-        speed = f"{report.tokens_per_s:,.0f}"
+        speed = f"{report.tokens_per_s:,.0f} {report.unit}/s"
         self._bar.update(self._task, completed=report.step, loss=f"{report.loss:.4f}", speed=speed)
 
     def on_validate(self, report: ValidationReport) -> None:
