@@ -35,6 +35,15 @@ def test_a_server_beside_every_worker(tmp_path: Path) -> None:
     assert gap(out, serial(out / "config.yaml", STEPS)) < 1e-9
     report = verify_replay(out)
     assert report.equal, report.text
+    logs = {path.name: path.read_text() for path in (out / "logs").iterdir()}
+    assert {name for name in logs if name[0] in "sw"} == {
+        "supervisor.log",
+        "server-1.log",
+        "server-2.log",
+        "worker-3.log",
+        "worker-4.log",
+    }
+    assert "this is server 1," in logs["server-1.log"] and "worker 4 of the job" in logs["worker-4.log"]
 
 
 def test_a_worker_that_dies_with_the_server_beside_it_is_replaced_with_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from paceline.train.servers.news import News
 
 def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    news = News(path, "", {7: "server-0"}.get)
+    news = News(path, "", lambda role, number, pid: f"{role}-{number}" if pid == 7 else None)
     assert list(news.new()) == []
 
     def write(*events: dict[str, Any], end: str = "\n") -> None:
@@ -20,7 +20,7 @@ def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
 
     write({"event": "began"}, {"event": "joined", "role": "server", "id": 1, "pid": 7})
     write({"event": "joined", "role": "worker", "id": 2, "pid": 8})
-    assert list(news.new()) == ["server 1 joined (its log: server-0.log)", "worker 2 joined"]
+    assert list(news.new()) == ["server 1 joined (its log: server-1.log)", "worker 2 joined"]
     write({"event": "view", "time": 1.0, "moves": [[0, 1, 3, 2], [1, 1, 3, 2]]})
     write({"event": "view", "time": 1.5, "moves": [[1, 1, 3, 2], [2, 1, 3, 3]]})
     assert list(news.new()) == []

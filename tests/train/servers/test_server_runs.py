@@ -31,6 +31,7 @@ def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None
     assert [row["step"] for row in rows] == list(range(1, done + 13))
     assert gap(out, serial(out / "config.yaml", done + 12)) < 1e-9
     assert read_metrics(out / "metrics.jsonl", "validation")[-1]["step"] == done + 12
+    assert all((out / "logs" / name).exists() for name in ("server-1.log", "server-1-before-1.log"))
     report = verify_replay(out)
     assert report.equal, report.text
 
@@ -71,6 +72,7 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
     members = [row["members"] for row in read_metrics(out / "metrics.jsonl", "members")]
     for kind, figure in (("server", "updates"), ("worker", "pushes")):
         assert any(v.get(figure, 0) > 0 for row in members for name, v in row.items() if name.startswith(kind))
+    assert not list((out / "logs").glob("*-joined-*")), "the log of who joined has its number too"
     assert "the coordinator is back" in run.said and "is gone: its process ended" in run.said
     events = [json.loads(line) for line in (out / "exchange" / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events].count("recovered") == 1

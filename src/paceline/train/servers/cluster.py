@@ -82,7 +82,7 @@ class Cluster:
         self._replace = replace
         self._server = server
         group = f"group {label.removeprefix('-')}: " if label else ""
-        self._news = News(directory.events, group, children.name_of)
+        self._news = News(directory.events, group, self._joined)
         self._servers: dict[str, Child] = {}
         self._leaving: set[str] = set()
         self._heirs: dict[str, str] = {}  # of servers that died
@@ -102,8 +102,8 @@ class Cluster:
         self._coordinator = self._children.start(name, "paceline.exchange.membership", str(self.directory.root))
 
     def start_server(self) -> str:
-        """Start a server; returns its name."""
-        name = f"server{self.label}-{self._next}"
+        """Start a server; returns the name that it begins with."""
+        name = f"server-start{self.label}-{self._next}"
         self._next += 1
         module, *arguments = self._server
         self._servers[name] = self._children.start(name, module, str(self.directory.root), *arguments)
@@ -133,15 +133,14 @@ class Cluster:
                 continue
             del self._servers[name]
             if name in self._leaving or server.code == 0:  # 0: somebody else had it leave, or the job is over
-                log.info("%s left", name)
+                log.info("%s left", server.name)
                 self._children.forget(server)
                 continue
-            code = server.code
+            who, code = server.name, server.code
             self._ended(server)
             if self._replace:
                 self._heirs[name] = self.start_server()
-            another = f"; {self._heirs[name]} is started" if self._replace else ""
-            log.warning("%s ended (%s)%s", name, code, another)
+            log.warning("%s ended (%s)%s", who, code, "; another is started" if self._replace else "")
 
     def _ended(self, child: Child) -> None:
         """Take leave of a process; one that fails by itself, or as soon as it is started, ends the run."""
@@ -152,6 +151,9 @@ class Cluster:
         self._children.forget(child)
         if (code is not None and code > 0) or self._hasty > _TRIES:
             raise RankFailed(f"{child.name} ended with exit code {code}. The end of its log:\n{tail}")
+
+    def _joined(self, role: str, number: int, pid: int) -> str | None:
+        return self._children.joined(pid, f"{role}{self.label}-{number}")
 
     def news(self) -> Iterator[str]:
         """Yield what happened since the last time, in words."""

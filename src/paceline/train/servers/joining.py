@@ -11,6 +11,7 @@ from paceline.errors import ExchangeError, RankFailed
 from paceline.runtime.job.signals import NotedSignals
 from paceline.train.recipe import load_recipe
 from paceline.train.rundir import RunDirectory
+from paceline.train.servers.news import News
 from paceline.train.servers.nursery import Nursery
 from paceline.train.servers.processes import Child, Children
 from paceline.train.servers.rundir import exchange_of
@@ -42,7 +43,10 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
     if group is None and (root / "groups").is_dir():
         groups = sorted(path.name for path in (root / "groups").iterdir())
         raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(groups)}.")
+    label = "" if group is None else f"-{group}"
     with Children(root / "logs", nursery) as children, NotedSignals() as signals:
+        news = News(directory.events, "", lambda role, number, pid: children.joined(pid, f"{role}{label}-{number}"))
+        list(news.new())  # of before
         for number in range(count):
             _start(children, run, kind, f"{kind}-joined-{os.getpid()}-{number}", group)
         told = False
@@ -53,6 +57,7 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
                     child.send(signals.received[0])
             if len(signals.received) > 1:
                 break
+            list(news.new())  # whoever started the run tells of it
             for child in children:
                 _look(children, child, left=told)
             time.sleep(_POLL_S)

@@ -14,13 +14,13 @@ class News:
     Args:
         path: of `events.jsonl`.
         group: in front of each line, where there are groups.
-        log_of: returns the name of the log of a process by its number, if it was started here.
+        joined: is told role, number and process of who joined; returns the name of its log if it was started here.
     """
 
-    def __init__(self, path: Path, group: str, log_of: Callable[[int], str | None]) -> None:
+    def __init__(self, path: Path, group: str, joined: Callable[[str, int, int], str | None]) -> None:
         self._path = path
         self._group = group
-        self._log_of = log_of
+        self._joined = joined
         self._at = 0
         self._over = False
         self._copies: set[tuple[int, ...]] = set()
@@ -46,7 +46,7 @@ class News:
             case "finished":
                 self._over = True
             case "joined":
-                log = self._log_of(event["pid"])
+                log = self._joined(event["role"], event["id"], event["pid"])
                 return f"{event['role']} {event['id']} joined" + (f" (its log: {log}.log)" if log else "")
             case "gone":
                 return f"{event['role']} {event['id']} is gone: {event['why']}"

@@ -50,7 +50,7 @@ def _work(run: RunDirectory, index: int, group: int | None) -> None:
 def _lead_ranks(run: RunDirectory, recipe: Recipe, index: int, group: int | None) -> None:
     """Start the ranks of a worker, and see them to their end."""
     arguments: dict[str, Any] = {"run": str(run.root), "group": group}
-    logs = run.root / "logs" / f"worker-{index}-ranks"
+    logs = run.root / "logs" / f"worker-start-{index}-ranks"
     try:
         launch("paceline.train.servers.process:rank", arguments, recipe.mesh.size, log_dir=logs)
     except SystemExit:  # it was asked to leave, and has

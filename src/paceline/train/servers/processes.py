@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ START_AGAIN: Final = 75
 """Exit code of a process that was well, and whose own processes were killed (EX_TEMPFAIL of sysexits.h)."""
 _LIGHT: Final = ("paceline.exchange.membership",)
 """Modules that do without PyTorch, and are to: a coordinator outlives much."""
+_MEMBER: Final = re.compile(r"(server|worker)(-\d+)+")
+"""Names of members: with the group's number, where there are groups, and their own."""
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _POLL_S: Final = 0.02
 _TAIL_LINES: Final = 30
@@ -30,7 +33,7 @@ class Child:
     """A process.
 
     Attributes:
-        name: of its log, such as `worker-3`.
+        name: of its log: `worker-3` for member 3 of the job, `worker-start-2` for one that has not joined yet.
         pid: of the process.
         began: when it was started, by the monotonic clock.
     """
@@ -53,6 +56,17 @@ class Child:
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
+
+    def joined(self, name: str) -> None:
+        """Give the log the name of a member; whoever writes to it goes on with that."""
+        path = self._log.with_name(f"{name}.log")
+        if path.exists():  # of the run before it was resumed
+            path.rename(_free(path))
+        if _MEMBER.fullmatch(self.name):  # it was given up and joined anew: the log is of both members
+            os.link(self._log, path)
+        else:
+            self._log.rename(path)
+        self.name, self._log = name, path
 
     def tail(self) -> str:
         """Return the end of its log."""
@@ -116,9 +130,16 @@ class Children:
         """Return those of a kind: `worker`, `server`, `coordinator`."""
         return [child for child in self if child.name.partition("-")[0] == kind]
 
-    def name_of(self, pid: int) -> str | None:
-        """Return the name of the child with this number."""
-        return next((child.name for child in self if child.pid == pid), None)
+    def joined(self, pid: int, name: str) -> str | None:
+        """Note that a process is a member of this name now; return that of its log, None if it was not started here."""
+        child = next((child for child in self if child.pid == pid), None)
+        if child is None:
+            return None
+        if child.name.partition("-")[0] == name.partition("-")[0]:  # else a bridge, which is in two jobs
+            del self._children[child.name]
+            child.joined(name)
+            self._children[name] = child
+        return child.name
 
     def forget(self, child: Child) -> None:
         """Look after it no more: it has ended."""
@@ -159,6 +180,14 @@ def end_with(work: Callable[[], None]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _free(path: Path) -> Path:
+    """Return a name for what a file was before."""
+    number = 1
+    while (free := path.with_stem(f"{path.stem}-before-{number}")).exists():
+        number += 1
+    return free
 
 
 def _dies_with_parent() -> Callable[[], None] | None:

@@ -3,7 +3,10 @@
     exchange/                 see `exchange.directory`; with groups that of the global servers, else the only one
     groups/N/                 the same for the servers of a group
     work/worker-N.jsonl       within an exchange's: what its worker N did (`records`)
-    logs/*.log                of the coordinator, of each server and worker
+    logs/server-N.log         of member N of the job, as in `events.jsonl`, and so `worker-N.log`; of group G
+                              `server-G-N.log`. Until it has joined its log is `server-start-K.log`; that of a worker
+                              of several ranks stays `worker-start-K.log`, with those of the ranks beside it
+    logs/*.log                of supervisor, coordinators and bridges
     buffers.safetensors       buffers of the module, from whoever looked at what was learnt last
 
 What is in the directory of an exchange is moved aside with it when a run is resumed.

@@ -160,10 +160,10 @@ class _Run:
         while not status.finished and not signals.received:
             time.sleep(_POLL_S)
             progress.take()
+            for line in clusters.news():  # before who has joined and ended is forgotten
+                self.speaker.say(line)
             workforce.look()
             clusters.look()
-            for line in clusters.news():
-                self.speaker.say(line)
             now = time.monotonic()
             if now - looked < _LOOK_S and workforce.size:
                 continue

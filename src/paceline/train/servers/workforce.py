@@ -57,8 +57,8 @@ class Workforce:
         for number in range(self._server.workers):
             self._start_one(number % len(self._groups))
 
-    def _start_one(self, group: int) -> str:
-        name, cluster = f"worker-{self._next}", self._groups[group]
+    def _start_one(self, group: int) -> None:
+        name, cluster = f"worker-start-{self._next}", self._groups[group]
         if self._server.deployment == "colocated":
             self._beside[name] = cluster.start_server()
         arguments = [str(self._run.root), "--index", str(self._next)]
@@ -68,7 +68,6 @@ class Workforce:
         environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", self._threads)}
         child = self._children.start(name, "paceline.train.servers.process", *arguments, environment=environment)
         self._workers[name] = (child, group)
-        return name
 
     def _start_bridge(self, group: int) -> None:
         server = self._server
@@ -105,15 +104,17 @@ class Workforce:
             if name in self._beside:
                 self._groups[group].dismiss(self._beside.pop(name))
             if code > 0 and code != START_AGAIN:
-                raise RankFailed(f"{name} ended with exit code {code}. The end of its log:\n{tail}")
+                raise RankFailed(f"{child.name} ended with exit code {code}. The end of its log:\n{tail}")
             if code == 0:
-                log.info("%s left", name)
+                log.info("%s left", child.name)
                 continue
             self._hasty = self._hasty + 1 if time.monotonic() - child.began < _HASTY_S else 0
             if self._hasty > _TRIES:
-                raise RankFailed(f"{name} is killed as soon as it is started. The end of its log:\n{tail}")
-            another = f"; {self._start_one(group)} is started" if self._server.replace else ""
-            log.warning("%s was killed (%d)%s", name, code, another)
+                raise RankFailed(f"{child.name} is killed as soon as it is started. The end of its log:\n{tail}")
+            if self._server.replace:
+                self._start_one(group)
+            another = "; another is started" if self._server.replace else ""
+            log.warning("%s was killed (%d)%s", child.name, code, another)
 
     def _everybody(self) -> list[Child]:
         return [child for child, _ in self._workers.values()] + self._bridges
