@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -35,15 +36,11 @@ def test_a_server_beside_every_worker(tmp_path: Path) -> None:
     assert gap(out, serial(out / "config.yaml", STEPS)) < 1e-9
     report = verify_replay(out)
     assert report.equal, report.text
-    logs = {path.name: path.read_text() for path in (out / "logs").iterdir()}
-    assert {name for name in logs if name[0] in "sw"} == {
-        "supervisor.log",
-        "server-1.log",
-        "server-2.log",
-        "worker-3.log",
-        "worker-4.log",
-    }
-    assert "this is server 1," in logs["server-1.log"] and "worker 4 of the job" in logs["worker-4.log"]
+    events = map(json.loads, (out / "exchange" / "events.jsonl").read_text().splitlines())
+    joined = {(event["role"], event["id"]) for event in events if event["event"] == "joined"}
+    logs = {path.stem: path.read_text() for path in (out / "logs").iterdir()}
+    assert set(logs) == {"supervisor", "coordinator", *(f"{role}-{number}" for role, number in joined)}
+    assert all(f"{role} {number}" in logs[f"{role}-{number}"] for role, number in joined)
 
 
 def test_a_worker_that_dies_with_the_server_beside_it_is_replaced_with_one(tmp_path: Path) -> None:
