@@ -3,8 +3,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Processes that run tests, each a file at a time.
-WORKERS ?= 2
+# Processes that run tests, each a file at a time; one more than cores, as tests of processes that die wait much.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test lint types unit bench clean

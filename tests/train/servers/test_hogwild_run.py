@@ -47,7 +47,8 @@ def test_workers_share_memory_and_what_they_learnt_is_written(tmp_path: Path) ->
     path.write_text(yaml.safe_dump(RECIPE))
     said = _train(str(path), "--out", str(out))
     assert "verify --replay" not in said
-    last = read_metrics(out / "metrics.jsonl", "validation")[-1]
+    rows = read_metrics(out / "metrics.jsonl", "validation")  # one may begin early and end late
+    last = max(rows, key=lambda row: row["step"])
     assert last["step"] == 60 and last["loss"] < 0.9
     assert Manifest.read(Directory(out / "exchange").snapshot(1)).first_task == 120
     model = load_file(out / "model.safetensors")
