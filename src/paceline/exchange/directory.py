@@ -6,6 +6,7 @@
     events.jsonl         who came and went, and each view, as the coordinator made them
     updates/server-N.log what server N applied, in order (`shard.log`)
     actions/worker-N.jsonl  what worker N read, computed and pushed (`client.actions`)
+    codec.json           what gradients are compressed by, where the first worker chose
     snapshots/N/         snapshot N; 0 is what the job began with
     sockets/             Unix sockets of servers on this host
 
@@ -49,6 +50,11 @@ class Directory:
     def events(self) -> Path:
         """Who came and went, and each view, a line of JSON each."""
         return self.root / "events.jsonl"
+
+    @property
+    def codec(self) -> Path:
+        """What gradients are compressed by, where the first worker of the run chose."""
+        return self.root / "codec.json"
 
     @property
     def snapshots(self) -> Path:

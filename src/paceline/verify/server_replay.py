@@ -18,7 +18,7 @@ from paceline.exchange.interface import Dealer, Exchange
 from paceline.exchange.replay.whole import Outcome, replay
 from paceline.train.recipe import Recipe, load_recipe
 from paceline.train.rundir import RunDirectory
-from paceline.train.servers.compressing import compressor_of
+from paceline.train.servers.compressing import NONE, compressor_of, settled
 from paceline.train.servers.parts import build_parts
 from paceline.train.servers.records import threads_of
 from paceline.train.servers.rundir import exchange_of, work_of
@@ -91,7 +91,7 @@ def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
     if recipe.mesh.size > 1:  # of each worker, whose ranks are all here now
         recipe = recipe.model_copy(update={"launch": "inprocess"})
     assert recipe.server is not None
-    compression = recipe.server.compression
+    compression = settled(recipe.server.compression, directory)
 
     def work(worker: int, exchange: Exchange, dealer: Dealer) -> None:
         torch.set_num_threads(threads_of(work_of(run, worker)))
@@ -110,4 +110,4 @@ def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
         assert made is not None
         return made
 
-    return replay(directory, work, compression=None if compression == "none" else compressor)
+    return replay(directory, work, compression=None if compression == NONE else compressor)

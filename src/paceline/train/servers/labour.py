@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -23,7 +24,7 @@ from paceline.exchange.membership.seats import Role
 from paceline.exchange.terms import Charter
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory
-from paceline.train.servers.compressing import compressor_of
+from paceline.train.servers.compressing import choice, compressor_of, settled
 from paceline.train.servers.parts import Parts
 from paceline.train.servers.records import RecordFile
 from paceline.train.servers.rundir import buffers_of, exchange_of, work_of
@@ -137,13 +138,19 @@ def _work_as(
     leaving: Leaving,
 ) -> None:
     assert recipe.server is not None
-    compression = compressor_of(recipe.server.compression, charter.job)
+    directory = exchange_of(run, group)
     exchange: ServerExchange | HogwildExchange
     dealer: Dealer = member
     if recipe.server.is_hogwild:
-        exchange = HogwildExchange(attach(exchange_of(run, group), member))
+        exchange = HogwildExchange(attach(directory, member))
     else:
-        exchange = ServerExchange(charter, member, secret, exchange_of(run, group), compression)
+
+        def choose() -> str:
+            with closing(ServerExchange(charter, member, secret)) as unlogged:
+                return choice(unlogged)
+
+        codec = settled(recipe.server.compression, directory, choose)
+        exchange = ServerExchange(charter, member, secret, directory, compressor_of(codec, charter.job))
         dealer = exchange.logged(member)
     path = work_of(run, member.id, group)
     pieces, size = recipe.server.tasks_of_a_step, charter.job.pieces
