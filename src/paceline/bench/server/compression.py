@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.bench import options as given
+from paceline.bench.machine import one_thread
 from paceline.bench.statistics import spread
 from paceline.bench.table import quartiles
 from paceline.exchange.compress.codec import Codec, Slot
@@ -61,12 +62,8 @@ KEYS: Final = tuple(READERS)
 def run(options: dict[str, str]) -> dict[str, Any]:
     """Measure; return `compression`: by codec its ratio, its rates, and below what speed of the link it is worth it."""
     settings = given.settings_with(Settings(), options, READERS)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         times = _turns(settings)
-    finally:
-        torch.set_num_threads(threads)
     size = settings.codec_rows * settings.codec_columns * torch.float32.itemsize
     codecs = {name: _figures(size, *found) for name, found in times.items()}
     return {"compression": codecs, "settings": {"bytes": size, "rounds": settings.codec_rounds}}

@@ -24,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from paceline.bench import options as given
+from paceline.bench.machine import one_thread
 from paceline.bench.statistics import spread
 from paceline.bench.table import quartiles
 from paceline.exchange.job import Initializer, Rule
@@ -63,12 +64,8 @@ KEYS: Final = tuple(READERS)
 def run(options: dict[str, str]) -> dict[str, Any]:
     """Measure; return `rows`, of each table its rates and their spread, and `settings`."""
     settings = given.settings_with(Settings(), options, READERS)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         tables = list(_tables(settings))
-    finally:
-        torch.set_num_threads(threads)
     return {"rows": tables, "settings": {"batch": settings.table_batch, "rounds": settings.table_rounds}}
 
 

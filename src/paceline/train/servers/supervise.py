@@ -75,11 +75,21 @@ def supervise(recipe: Recipe, out: Path, resume: bool = False, nursery: Nursery 
     return report
 
 
+class _Aloud(logging.Handler):
+    """Says what is logged on a console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(record.getMessage(), markup=False)
+
+
 @contextmanager
 def _aloud(log: logging.Logger, console: Console) -> Iterator[None]:
     """Say warnings on the terminal too."""
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: console.print(record.getMessage(), markup=False)  # type: ignore[method-assign]
+    handler = _Aloud(console)
     log.addHandler(handler)
     try:
         yield
