@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,23 @@ def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None
     assert all((out / "logs" / name).exists() for name in ("server-1.log", "server-1-before-1.log"))
     report = verify_replay(out)
     assert report.equal, report.text
+
+
+def test_a_synchronous_run_goes_on_from_a_snapshot_of_its_midst_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    events = out / "exchange" / "events.jsonl"
+    with started(out, *sets(train__steps=100_000, checkpoint__every=7, server__servers=2, server__shards=6)) as run:
+        run.until(lambda: events.exists() and events.read_text().count('"event": "snapshot"') >= 3)
+        for process in [*psutil.Process(run.process.pid).children(recursive=True), run.process]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert run.finish() == -signal.SIGKILL
+    saved = max(
+        event["clock"] for event in map(json.loads, events.read_text().splitlines()) if event["event"] == "snapshot"
+    )
+    with started(out, "--resume", *sets(train__steps=saved + 9), recipe=out / "config.yaml") as run:
+        assert run.finish() == 0, run.said
+    assert gap(out, serial(out / "config.yaml", saved + 9)) < 1e-9
 
 
 def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> None:
