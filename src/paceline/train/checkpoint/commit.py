@@ -161,7 +161,7 @@ def await_commit(save: Save) -> None:
     """
     deadline = time.monotonic() + save.timeout
     while save.partial.exists():
-        for path in save.partial.glob("*.failed"):
+        for path in _notes(save):
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile; found out below
                 raise CheckpointError(path.read_text() or save.not_saved("a rank could not write.").args[0])
         if time.monotonic() > deadline:
@@ -205,3 +205,11 @@ def _leave_note(path: Path, text: str) -> None:
             if attempt > 0 and error.errno not in _FULL:
                 return  # the leader has given up already, or will find this rank missing
             time.sleep(_POLL_SECONDS)
+
+
+def _notes(save: Save) -> list[Path]:
+    """Return the notes of ranks that failed; none where the leader has just renamed or deleted the directory."""
+    try:
+        return sorted(save.partial.glob("*.failed"))
+    except FileNotFoundError:
+        return []
