@@ -34,8 +34,8 @@ def join(
 
     On another host the run's directory must be seen there, and the run must listen beyond loopback (server.bind).
     """
-    from paceline.train.servers.joining import join_run
-    from paceline.train.servers.nursery import Nursery
+    from paceline.train.servers.processes.nursery import Nursery
+    from paceline.train.servers.supervisor.joining import join_run
 
     if not (run_dir / "exchange").is_dir():
         raise RecipeError(

@@ -73,8 +73,8 @@ def train(
                 f"{world.launcher.value} started {world.size} ranks, but a recipe with a section `server` starts its "
                 "processes itself: run paceline train without a launcher, and paceline join RUN_DIR worker elsewhere."
             )
-        from paceline.train.servers.nursery import Nursery
-        from paceline.train.servers.supervise import supervise
+        from paceline.train.servers.processes.nursery import Nursery
+        from paceline.train.servers.supervisor.supervise import supervise
 
         run_dir = latest_run_dir(out, loaded.name) if resume else new_run_dir(out, loaded.name)
         supervise(loaded, run_dir, resume, Nursery.fork())

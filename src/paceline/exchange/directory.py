@@ -63,7 +63,7 @@ class Directory:
 
     @property
     def memory(self) -> Path:
-        """What Hogwild's workers share, where there are no servers (`hogwild_memory`)."""
+        """What Hogwild's workers share, where there are no servers (`hogwild.memory`)."""
         return self.root / "memory"
 
     @property

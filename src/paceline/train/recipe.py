@@ -35,9 +35,9 @@ from paceline.schedule import Kind
 from paceline.train.data.config import DataConfig
 from paceline.train.optim import build_optimizer, build_schedule
 from paceline.train.sections import Count, CountOrZero, Flag, OpenSection, Section
-from paceline.train.servers.checks import check_servers
-from paceline.train.servers.rules import ONLY_HERE
-from paceline.train.servers.section import ServerSection
+from paceline.train.servers.recipe.checks import check_servers
+from paceline.train.servers.recipe.rules import ONLY_HERE
+from paceline.train.servers.recipe.section import ServerSection
 
 
 def _read_factory(text: str, info: ValidationInfo) -> str:

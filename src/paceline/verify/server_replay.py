@@ -18,11 +18,11 @@ from paceline.exchange.interface import Dealer, Exchange
 from paceline.exchange.replay.whole import Outcome, replay
 from paceline.train.recipe import Recipe, load_recipe
 from paceline.train.rundir import RunDirectory
-from paceline.train.servers.compressing import NONE, compressor_of, settled
-from paceline.train.servers.parts import build_parts
-from paceline.train.servers.records import threads_of
 from paceline.train.servers.rundir import exchange_of, work_of
-from paceline.train.servers.worker import Worker
+from paceline.train.servers.worker.compressing import NONE, compressor_of, settled
+from paceline.train.servers.worker.parts import build_parts
+from paceline.train.servers.worker.records import threads_of
+from paceline.train.servers.worker.worker import Worker
 
 
 @dataclass(frozen=True)

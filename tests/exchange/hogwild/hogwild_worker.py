@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from paceline.exchange.hogwild import HogwildExchange
-from paceline.exchange.hogwild_memory import Memory
+from paceline.exchange.hogwild.exchange import HogwildExchange
+from paceline.exchange.hogwild.memory import Memory
 from paceline.exchange.interface import Rows
 from paceline.exchange.job import Job
 from tests.exchange.hogwild.logistic import gradient, read_a9a

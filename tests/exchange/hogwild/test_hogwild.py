@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from paceline.errors import ExchangeError
-from paceline.exchange import hogwild_memory
-from paceline.exchange.hogwild import HogwildExchange
-from paceline.exchange.hogwild_memory import Memory
-from paceline.exchange.hogwild_rows import SharedRows
-from paceline.exchange.hogwild_snapshot import begin, write_snapshot
+from paceline.exchange.hogwild import memory as hogwild_memory
+from paceline.exchange.hogwild.exchange import HogwildExchange
+from paceline.exchange.hogwild.memory import Memory
+from paceline.exchange.hogwild.rows import SharedRows
+from paceline.exchange.hogwild.snapshot import begin, write_snapshot
 from paceline.exchange.interface import Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.shard.shard import Shard

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from paceline.errors import ExchangeError
-from paceline.exchange import hogwild_memory
-from paceline.exchange.hogwild import HogwildExchange
-from paceline.exchange.hogwild_keeper import attach, keep
-from paceline.exchange.hogwild_memory import Memory
-from paceline.exchange.hogwild_snapshot import begin
+from paceline.exchange.hogwild import memory as hogwild_memory
+from paceline.exchange.hogwild.exchange import HogwildExchange
+from paceline.exchange.hogwild.keeper import attach, keep
+from paceline.exchange.hogwild.memory import Memory
+from paceline.exchange.hogwild.snapshot import begin
 from paceline.exchange.interface import Order, Rows
 from paceline.exchange.job import Consistency, DenseTable, Job, Rule, SparseTable
 from paceline.exchange.membership import Member, Role

@@ -23,8 +23,8 @@ from paceline.exchange.directory import Directory
 from paceline.exchange.membership.observer import Observer
 from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe
-from paceline.train.servers.parts import open_sources
-from paceline.train.servers.samples import TaskSamples
+from paceline.train.servers.worker.parts import open_sources
+from paceline.train.servers.worker.samples import TaskSamples
 from tests.train.servers.toys import Net
 
 TOYS = Path(__file__).with_name("toys.py")

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from paceline.exchange.job import DenseTable, Job, Rule
 from paceline.exchange.terms import Terms
-from paceline.train.servers.bridge import Bridge
-from paceline.train.servers.job import global_job, global_terms
-from paceline.train.servers.section import ServerSection
+from paceline.train.servers.recipe.job import global_job, global_terms
+from paceline.train.servers.recipe.section import ServerSection
+from paceline.train.servers.supervisor.bridge import Bridge
 from tests.train.servers.in_memory import Dealing, InMemory, Kept
 
 JOB = Job((DenseTable("w", (3,), "float64", Rule("adagrad", {"lr": 0.1})),), shards=2, pieces=2)

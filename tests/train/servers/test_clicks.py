@@ -10,9 +10,9 @@ from paceline.train.metrics import read_metrics
 from paceline.train.model import build_module
 from paceline.train.recipe import load_recipe
 from paceline.train.run import train
-from paceline.train.servers.job import job_of, steps_of, terms_of
-from paceline.train.servers.parts import build_parts, named_parameters, open_sources
-from paceline.train.servers.worker import Listener, Worker
+from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
+from paceline.train.servers.worker.parts import build_parts, named_parameters, open_sources
+from paceline.train.servers.worker.worker import Listener, Worker
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "recipes/ctr.yaml"

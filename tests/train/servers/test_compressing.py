@@ -10,7 +10,7 @@ import torch
 
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import DenseTable, Job, SparseTable
-from paceline.train.servers.compressing import choice, settled
+from paceline.train.servers.worker.compressing import choice, settled
 
 
 class Link:

@@ -9,10 +9,10 @@ from paceline.exchange.job import DenseTable, Job, Rule
 from paceline.plan import Mesh, Plan
 from paceline.runtime.module import parallelize
 from paceline.train.data.source import DatasetSource
-from paceline.train.servers.crew import Leader, follow
-from paceline.train.servers.replica import Replica
-from paceline.train.servers.samples import TaskSamples
-from paceline.train.servers.worker import EvaluationReport, Listener, Worker
+from paceline.train.servers.worker.crew import Leader, follow
+from paceline.train.servers.worker.replica import Replica
+from paceline.train.servers.worker.samples import TaskSamples
+from paceline.train.servers.worker.worker import EvaluationReport, Listener, Worker
 from tests.ranks import ranks
 from tests.train.servers.in_memory import Dealing, InMemory, Kept
 from tests.train.servers.toys import Net, Points

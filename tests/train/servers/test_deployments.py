@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.exchange.directory import Directory
 from paceline.train.metrics import read_metrics
-from paceline.train.servers.finish import newest
+from paceline.train.servers.supervisor.finish import newest
 from paceline.verify.server_replay import verify_replay
 from tests.train.servers.runs import gap, serial, sets, started
 

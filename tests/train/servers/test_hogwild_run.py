@@ -15,7 +15,7 @@ from paceline.errors import ExchangeError
 from paceline.exchange.directory import Directory
 from paceline.exchange.shard.manifest import Manifest
 from paceline.train.metrics import read_metrics
-from paceline.train.servers.joining import join_run
+from paceline.train.servers.supervisor.joining import join_run
 from paceline.verify.server_replay import verify_replay
 
 TOYS = Path(__file__).with_name("toys.py")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.train.servers.news import News
+from paceline.train.servers.watch.news import News
 
 
 def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:

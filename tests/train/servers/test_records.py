@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from paceline.train.data.source import DatasetSource
-from paceline.train.servers.records import RecordFile, RecordReader, threads_of
-from paceline.train.servers.samples import TaskSamples, samples_of_step
-from paceline.train.servers.steps import Steps
-from paceline.train.servers.view import staleness_words
-from paceline.train.servers.worker import EvaluationReport, TaskReport
+from paceline.train.servers.watch.steps import Steps
+from paceline.train.servers.watch.view import staleness_words
+from paceline.train.servers.worker.records import RecordFile, RecordReader, threads_of
+from paceline.train.servers.worker.samples import TaskSamples, samples_of_step
+from paceline.train.servers.worker.worker import EvaluationReport, TaskReport
 from tests.train.servers.toys import Points
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from paceline.errors import ExchangeError, RecipeError
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Mode, Rule, SparseTable
 from paceline.train.recipe import Recipe, load_recipe, to_yaml
-from paceline.train.servers.job import job_of, steps_of, terms_of
-from paceline.train.servers.rules import rule_of
+from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
+from paceline.train.servers.recipe.rules import rule_of
 
 Load = Callable[..., Recipe]
 MINIMAL = """\

@@ -16,11 +16,11 @@ from paceline.exchange.interface import Deal, Order
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.plan import Mesh
 from paceline.train.data.source import ArraySource
-from paceline.train.servers.averaging import LocalSteps
-from paceline.train.servers.replica import Replica
-from paceline.train.servers.samples import TaskSamples
-from paceline.train.servers.worker import Computer, EvaluationReport, Listener, TaskReport, Worker
-from paceline.train.servers.working_set import WorkingSet
+from paceline.train.servers.worker.averaging import LocalSteps
+from paceline.train.servers.worker.replica import Replica
+from paceline.train.servers.worker.samples import TaskSamples
+from paceline.train.servers.worker.worker import Computer, EvaluationReport, Listener, TaskReport, Worker
+from paceline.train.servers.worker.working_set import WorkingSet
 from tests.train.servers.in_memory import Dealing, InMemory, Kept
 
 SAMPLES, BATCH = 44, 8  # the sixth step of an epoch has four samples

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from paceline import parallelize
 from paceline.errors import ExchangeError
-from paceline.train.servers.working_set import WorkingSet
+from paceline.train.servers.worker.working_set import WorkingSet
 
 
 class Wide(nn.Module):

@@ -21,8 +21,8 @@ from paceline.exchange.interface import Arrivals
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.membership import Member, Role
 from paceline.train.data import MicroBatch
-from paceline.train.servers.replica import Computed, Evaluated
-from paceline.train.servers.worker import Listener, TaskReport, Worker
+from paceline.train.servers.worker.replica import Computed, Evaluated
+from paceline.train.servers.worker.worker import Listener, TaskReport, Worker
 
 
 class Idle:

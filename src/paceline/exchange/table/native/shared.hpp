@@ -1,4 +1,4 @@
-// Rows in memory that is not ours, and that other processes write to meanwhile (`exchange/hogwild_rows.py`).
+// Rows in memory that is not ours, and that other processes write to meanwhile (`exchange/hogwild/rows.py`).
 #pragma once
 
 #include <atomic>

@@ -1,0 +1,100 @@
+"""What the other sections of a recipe may say once parameters are on servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.documents.complaints import complaint
+from paceline.errors import RecipeError
+from paceline.plan import Axis
+from paceline.train.servers.recipe.rules import ONLY_HERE, rule_of
+
+if TYPE_CHECKING:
+    from paceline.train.recipe import Recipe
+    from paceline.train.servers.recipe.section import ServerSection
+
+
+def check_servers(recipe: Recipe) -> None:
+    """Hold a recipe to what servers can do.
+
+    Raises:
+        PydanticCustomError: something does not go together; it says what would.
+    """
+    server, optimizer = recipe.server, recipe.optimizer
+    if server is None or server.average_every is not None:
+        if optimizer.name in ONLY_HERE:
+            raise complaint(
+                f"{optimizer.name} is a rule of parameter servers and not in torch.optim; add a section `server`, "
+                "without average_every, or choose another optimizer.",
+                "optimizer.name",
+            )
+    else:
+        try:
+            rule_of(optimizer.name, optimizer.options)
+        except RecipeError as error:
+            raise complaint(str(error), "optimizer.name") from error
+    if server is not None:
+        if server.deployment == "groups" and optimizer.name == "FTRL":
+            raise complaint(
+                "groups of servers add differences to each other's parameters, which under FTRL follow from its state: "
+                "choose another optimizer, or deployment: separate.",
+                "optimizer.name",
+            )
+        _check_step(recipe, server)
+        _check_rest(recipe, server)
+
+
+def _check_step(recipe: Recipe, server: ServerSection) -> None:
+    settings, pieces = recipe.train, server.tasks_of_a_step
+    unit = pieces * settings.micro_batches * recipe.mesh.batch_parts
+    if settings.batch % unit:
+        raise complaint(
+            f"train.batch is {settings.batch}; it is divided into {pieces} tasks (server.pieces), those into "
+            f"{settings.micro_batches} micro-batches and these over {recipe.mesh.batch_parts} parts of the mesh: take "
+            f"a multiple of {unit}.",
+            "train.batch",
+        )
+    if server.tables and settings.micro_batches > 1:
+        raise complaint(
+            "tasks of sparse tables are computed in one: take more of them (server.pieces) in place of "
+            f"{settings.micro_batches} micro-batches.",
+            "train.micro_batches",
+        )
+    if server.tables and recipe.launch == "processes" and recipe.mesh.size > 1:
+        raise complaint(
+            "a replica with sparse tables is one process: leave the mesh serial and take more workers, or add launch: "
+            "inprocess.",
+            "mesh",
+        )
+    every = server.average_every or 1
+    if settings.steps is not None and settings.steps % every:
+        raise complaint(
+            f"train.steps is {settings.steps}; servers average every {every} steps, so it is a multiple of that.",
+            "train.steps",
+        )
+
+
+def _check_rest(recipe: Recipe, server: ServerSection) -> None:
+    if recipe.train.clip is not None:
+        raise complaint(
+            "train.clip needs the gradient of a whole step, which no worker of a server has; leave it out.",
+            "train.clip",
+        )
+    schedule = recipe.schedule
+    if server.average_every is None and (schedule.name != "constant" or schedule.warmup):
+        raise complaint(
+            "servers apply updates at one learning rate: schedule.name is constant and schedule.warmup 0 where "
+            "parameters are on servers.",
+            "schedule.name",
+        )
+    if Axis.PP.value in recipe.mesh.names:
+        raise complaint("a replica that talks to servers has no stages: leave the axis pp out of the mesh.", "mesh")
+    split = [axis.value for axis in (Axis.FSDP, Axis.TP, Axis.AUTO) if axis.value in recipe.mesh.names]
+    if recipe.launch == "processes" and split:
+        raise complaint(
+            f"'{split[0]}' splits parameters, which only a replica in one process can gather for servers: add "
+            "launch: inprocess, or take dp, sp or hw.",
+            "mesh",
+        )
+    if server.is_hogwild and recipe.mesh.size > 1:
+        raise complaint("workers of hogwild are of one rank each; leave the mesh serial.", "mesh")

@@ -1,0 +1,83 @@
+"""Processes that join a run which somebody else started; they end with whoever started them, or when the run ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from paceline.errors import ExchangeError, RankFailed
+from paceline.runtime.job.signals import NotedSignals
+from paceline.train.recipe import load_recipe
+from paceline.train.rundir import RunDirectory
+from paceline.train.servers.processes.children import Child, Children
+from paceline.train.servers.processes.nursery import Nursery
+from paceline.train.servers.rundir import exchange_of
+from paceline.train.servers.watch.news import News
+
+_POLL_S: Final = 0.05
+
+
+def join_run(root: Path, kind: str, count: int, group: int | None = None, nursery: Nursery | None = None) -> None:
+    """Start workers or servers for a run, and return when all of them have ended.
+
+    Args:
+        root: directory of the run.
+        kind: `worker` or `server`.
+        count: how many.
+        group: of a run with groups, which one.
+        nursery: where they are started; None: each loads PyTorch itself.
+
+    Raises:
+        ExchangeError: there is no such run.
+        RankFailed: one of them failed.
+        SystemExit: a signal had them leave; 130 for Ctrl-C, 143 for SIGTERM.
+    """
+    run = RunDirectory(root)
+    directory = exchange_of(run, group)
+    directory.read()
+    section = load_recipe(run.config).server
+    if kind == "server" and section is not None and section.is_hogwild:
+        raise ExchangeError(f"workers of {root} share memory (server.consistency: hogwild), and there are no servers.")
+    if group is None and (root / "groups").is_dir():
+        groups = sorted(path.name for path in (root / "groups").iterdir())
+        raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(groups)}.")
+    label = "" if group is None else f"-{group}"
+    with Children(root / "logs", nursery) as children, NotedSignals() as signals:
+        news = News(directory.events, "", lambda role, number, pid: children.joined(pid, f"{role}{label}-{number}"))
+        list(news.new())  # of before
+        for number in range(count):
+            _start(children, run, kind, f"{kind}-joined-{os.getpid()}-{number}", group)
+        told = False
+        while any(True for _ in children):
+            if signals.received and not told:
+                told = True
+                for child in children:
+                    child.send(signals.received[0])
+            if len(signals.received) > 1:
+                break
+            list(news.new())  # whoever started the run tells of it
+            for child in children:
+                _look(children, child, left=told)
+            time.sleep(_POLL_S)
+    if signals.received:
+        raise SystemExit(128 + signals.received[0])
+
+
+def _start(children: Children, run: RunDirectory, kind: str, name: str, group: int | None) -> None:
+    if kind == "server":
+        children.start(name, "paceline.exchange.server", str(exchange_of(run, group).root))
+        return
+    grouped = [] if group is None else ["--group", str(group)]
+    children.start(name, "paceline.train.servers.worker.process", str(run.root), *grouped)
+
+
+def _look(children: Children, child: Child, *, left: bool) -> None:
+    code = child.code
+    if code is None:
+        return
+    tail = child.tail()
+    children.forget(child)
+    if code > 0 or (code < 0 and not left):
+        raise RankFailed(f"{child.name} ended with exit code {code}. The end of its log:\n{tail}")

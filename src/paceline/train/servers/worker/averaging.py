@@ -1,0 +1,106 @@
+"""Local steps: a worker trains by itself for a while, and servers average what all workers came to.
+
+(Local SGD: Stich, 2019; with adaptive optimizers and momentum outside: DiLoCo, Douillard et al., 2023.) A task is then
+`every` steps on the same piece of each step's batch; its push is the difference between before and after. The local
+optimizer's state stays with the worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.exchange.interface import Arrivals
+from paceline.exchange.job import Mode
+from paceline.train.data import MicroBatch
+from paceline.train.servers.worker.replica import Computed, Evaluated, Replica
+
+
+class LocalSteps:
+    """Runs a replica for several steps at a time; a `worker.Computer`.
+
+    Args:
+        replica: computes gradients.
+        optimizer: over its module's parameters.
+        every: steps of a task.
+        portions: returns the samples of a step's piece, numbered as tasks of one step each.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        every: int,
+        portions: Callable[[int], Sequence[MicroBatch]],
+    ) -> None:
+        self._replica = replica
+        self._optimizer = optimizer
+        self._every = every
+        self._portions = portions
+        job = replica.job
+        self._pieces = job.pieces
+        synchronous = job.tables[0].consistency.mode is Mode.BSP
+        self._share = 1.0 if synchronous else 1 / job.pieces  # of what is not averaged but added up
+
+    @property
+    def dense(self) -> Sequence[int]:
+        """See `worker.Computer`."""
+        return self._replica.dense
+
+    @property
+    def sparse(self) -> Sequence[int]:
+        """See `worker.Computer`."""
+        return ()
+
+    @property
+    def rooms(self) -> Sequence[Tensor]:
+        """See `worker.Computer`."""
+        return self._replica.rooms
+
+    @property
+    def overlaps(self) -> bool:
+        """Never: what was read is kept to compare with."""
+        return False
+
+    def order(self) -> None:
+        """See `worker.Computer`."""
+
+    def take(self, portions: Sequence[MicroBatch]) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """Do nothing: the samples are read step by step."""
+        return {}
+
+    def arrived(self, tables: Sequence[int]) -> None:
+        """See `worker.Computer`."""
+        self._replica.arrived(tables)
+
+    def compute(self, task: int, arrivals: Arrivals | None = None) -> Computed:
+        """Take the steps of a task; what comes of it stands where gradients do."""
+        before = [room.clone() for room in self._replica.rooms]
+        clock, piece = divmod(task, self._pieces)
+        losses: list[tuple[float, float]] = []
+        for step in range(clock * self._every, (clock + 1) * self._every):
+            number = step * self._pieces + piece
+            self._replica.take(self._portions(number))
+            loss, weight, _, _ = self._replica.compute(number)
+            if weight:
+                losses.append((loss, weight))
+                self._optimizer.step()
+        total = sum(weight for _, weight in losses)
+        if not total:
+            return Computed(math.nan, 0.0, {}, {})
+        after = [self._replica.whole(table) for table in self.dense]
+        pairs = zip(self.dense, before, after, strict=True)
+        moved = {table: (old - new).mul_(self._share) for table, old, new in pairs}
+        loss = math.fsum(loss * weight for loss, weight in losses) / total
+        return Computed(loss, total, moved, {})
+
+    def evaluate(
+        self,
+        batches: Iterable[MicroBatch],
+        read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None],
+    ) -> Evaluated:
+        """See `worker.Computer`."""
+        return self._replica.evaluate(batches, read)

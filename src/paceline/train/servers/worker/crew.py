@@ -1,0 +1,140 @@
+"""A replica on several processes: the first of them, the leader, talks to servers, and the others do as it says.
+
+Between them are the collectives of the placed program; what was read from servers is handed on by broadcasts.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.exchange.interface import Arrivals
+from paceline.train.data import MicroBatch
+from paceline.train.servers.worker.replica import Computed, Evaluated
+from paceline.train.servers.worker.worker import Computer
+
+
+class _Word(IntEnum):
+    """What the leader says, before a number."""
+
+    READ = 1
+    """Dense tables follow."""
+    COMPUTE = 2
+    """The task of this number."""
+    EVALUATE = 3
+    END = 4
+
+
+class Leader:
+    """Computes together with the other ranks; a `worker.Computer`.
+
+    Args:
+        computer: of this rank.
+    """
+
+    def __init__(self, computer: Computer) -> None:
+        self._computer = computer
+
+    @property
+    def dense(self) -> Sequence[int]:
+        """See `worker.Computer`."""
+        return self._computer.dense
+
+    @property
+    def sparse(self) -> Sequence[int]:
+        """See `worker.Computer`."""
+        return self._computer.sparse
+
+    @property
+    def rooms(self) -> Sequence[Tensor]:
+        """See `worker.Computer`."""
+        return self._computer.rooms
+
+    @property
+    def overlaps(self) -> bool:
+        """Never: other ranks wait for the whole."""
+        return False
+
+    def order(self) -> None:
+        """See `worker.Computer`."""
+
+    def take(self, portions: Sequence[MicroBatch]) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """See `worker.Computer`."""
+        return self._computer.take(portions)
+
+    def arrived(self, tables: Sequence[int]) -> None:
+        """Hand on what was read."""
+        if tables:
+            _say(_Word.READ)
+            _hand_on(self._computer)
+
+    def compute(self, task: int, arrivals: Arrivals | None = None) -> Computed:
+        """See `worker.Computer`."""
+        _say(_Word.COMPUTE, task)
+        return self._computer.compute(task)
+
+    def evaluate(
+        self, batches: Iterable[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
+    ) -> Evaluated:
+        """See `worker.Computer`."""
+        _say(_Word.EVALUATE)
+        return self._computer.evaluate(batches, read)
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        _say(_Word.END)
+
+
+def follow(
+    computer: Computer,
+    portions: Callable[[int], Sequence[MicroBatch]],
+    validation: Callable[[], Iterable[MicroBatch]],
+) -> None:
+    """Do as the leader says, until it says that there is nothing more.
+
+    Args:
+        computer: of this rank.
+        portions: returns this rank's samples of a task.
+        validation: returns this rank's part of held-out data.
+    """
+    for ignored in (signal.SIGTERM, signal.SIGINT):  # the leader's to act on
+        signal.signal(ignored, signal.SIG_IGN)
+    while True:
+        word, number = _listen()
+        match word:
+            case _Word.READ:
+                _hand_on(computer)
+            case _Word.COMPUTE:
+                computer.take(portions(number))
+                computer.compute(number)
+            case _Word.EVALUATE:
+                computer.evaluate(validation(), _nothing)
+            case _Word.END:
+                return
+
+
+def _say(word: _Word, number: int = 0) -> None:
+    dist.broadcast(torch.tensor([word, number]), 0)
+
+
+def _listen() -> tuple[_Word, int]:
+    said = torch.zeros(2, dtype=torch.int64)
+    dist.broadcast(said, 0)
+    word, number = said.tolist()
+    return _Word(word), number
+
+
+def _hand_on(computer: Computer) -> None:
+    """Have all ranks read what the leader read."""
+    for room in computer.rooms:
+        dist.broadcast(room, 0)
+    computer.arrived(computer.dense)
+
+
+def _nothing(rows: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    """A follower reads nothing itself."""

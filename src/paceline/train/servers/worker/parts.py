@@ -1,0 +1,153 @@
+"""The parts of a worker, built as a recipe says: the same in every worker, and in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import nn
+
+from paceline.errors import ExchangeError, RecipeError
+from paceline.exchange.job import Job
+from paceline.runtime.interface import ParallelModule
+from paceline.runtime.module import parallelize
+from paceline.train.classification import Scorer
+from paceline.train.data import Loader, MicroBatch, Source, open_source
+from paceline.train.model import InFloat64, build_module
+from paceline.train.optim import build_optimizer
+from paceline.train.recipe import Recipe
+from paceline.train.servers.recipe.job import groups_of
+from paceline.train.servers.worker.averaging import LocalSteps
+from paceline.train.servers.worker.replica import Replica, plain
+from paceline.train.servers.worker.samples import TaskSamples
+from paceline.train.servers.worker.worker import Computer
+from paceline.train.servers.worker.working_set import WorkingSet
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a worker is made of.
+
+    Attributes:
+        module: the user's on the ranks of the mesh.
+        computer: computes gradients with it.
+        portions: returns the samples of a task.
+        validation: returns held-out data, batch by batch.
+    """
+
+    module: ParallelModule
+    computer: Computer
+    portions: Callable[[int], Sequence[MicroBatch]]
+    validation: Callable[[], Iterable[MicroBatch]]
+
+
+def open_sources(recipe: Recipe) -> tuple[Source, Source | None]:
+    """Return the data to train on, and that held out, in the recipe's precision."""
+    source, held_out = open_source(recipe.data)
+    if recipe.precision == "float64":
+        return InFloat64(source), InFloat64(held_out) if held_out is not None else None
+    return source, held_out
+
+
+def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) -> Parts:
+    """Build a worker; the first step is planned here.
+
+    Args:
+        recipe: with a section `server`.
+        job: which servers keep, of one group.
+        device: where it computes.
+        group: of workers, from 0; each has its own part of every step.
+
+    Raises:
+        PacelineError: something in the recipe cannot be built.
+    """
+    server = recipe.server
+    if server is None:
+        raise ExchangeError("the recipe has no section `server`.")
+    settings, parts = recipe.train, recipe.mesh.batch_parts
+    source, held_out = open_sources(recipe)
+
+    def samples(shard: tuple[int, int]) -> TaskSamples:
+        pieces = server.tasks_of_a_step
+        group_size = pieces // groups_of(server)
+        return TaskSamples(
+            source,
+            settings.batch,
+            pieces,
+            settings.micro_batches,
+            seed=recipe.seed,
+            shard=shard,
+            divisor=parts,
+            first=group * group_size,
+            group=group_size,
+        )
+
+    user_module = build_module(recipe).to(device)
+    example = samples((0, 1)).example()
+    working_set = None
+    if server.tables:
+        working_set = WorkingSet(user_module, {name: table.keys for name, table in server.tables.items()}, example)
+        example = plain(working_set.take(example).batch)
+    module = parallelize(
+        user_module,
+        example,
+        recipe.plan(),
+        devices=[device] if recipe.launch == "inprocess" else None,
+        autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        fallback=None if recipe.fallback == "none" else recipe.fallback,
+    )
+    equal = settings.loss_weight == "equal"
+    section = settings.validation
+    scorer = None
+    if section is not None and section.scores is not None:
+        scorer = Scorer(user_module, section.scores, section.labels)
+    replica = Replica(module, user_module, job, seed=recipe.seed, equal=equal, working_set=working_set, scorer=scorer)
+    read = samples(module.input_shard)
+    computer: Computer = replica
+    if server.average_every is not None:
+        optimizer = build_optimizer(
+            module, recipe.optimizer.name, recipe.optimizer.options, decay_vectors=recipe.optimizer.decay_vectors
+        )
+        computer = LocalSteps(replica, optimizer, server.average_every, read.portions)
+    return Parts(
+        module,
+        computer,
+        read.portions if computer is replica else _nothing,
+        _validation(recipe, module, held_out),
+    )
+
+
+def check_validation(recipe: Recipe, held_out: Source | None) -> None:
+    """Hold a recipe that asks for validation to data for it.
+
+    Raises:
+        RecipeError: nothing is set apart.
+    """
+    if recipe.train.validation is not None and held_out is None:
+        raise RecipeError(
+            "train.validate asks for validation, but data.validation is 0: nothing was set apart. Give it a "
+            "fraction, such as 0.05, or leave out train.validate."
+        )
+
+
+def _validation(recipe: Recipe, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]]:
+    """Return what gives the validation batches anew: of the size of a micro-batch, and the same ones each time."""
+    section = recipe.train.validation
+    if section is None or held_out is None:
+        return tuple
+    assert recipe.server is not None
+    batch = recipe.train.batch // (recipe.server.tasks_of_a_step * recipe.train.micro_batches)
+    loader = Loader(held_out, batch, shard=module.input_shard, seed=recipe.seed, divisor=recipe.mesh.batch_parts)
+    return lambda: (part for step in islice(loader.epoch(), section.batches) for part in step.micro_batches)
+
+
+def _nothing(task: int) -> Sequence[MicroBatch]:
+    """The samples of a task whose computer reads them itself."""
+    return ()
+
+
+def named_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the values that servers begin with, whole and on the CPU."""
+    return {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}

@@ -1,0 +1,279 @@
+"""A replica: the user's module, whose parameters come from servers and whose gradients go there.
+
+Knows a parallel module by its public interface, working sets, and the job's tables by their index; no servers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import NonFiniteError
+from paceline.exchange.interface import Arrivals, Rows
+from paceline.exchange.job import DenseTable, Job
+from paceline.runtime.arrivals import order_of_use
+from paceline.runtime.interface import ParallelModule
+from paceline.runtime.module import PlacedModule
+from paceline.runtime.state import Shard
+from paceline.train.classification import Scorer
+from paceline.train.data import Batch, MicroBatch
+from paceline.train.loop import derived_seed
+from paceline.train.servers.worker.working_set import Taken, WorkingSet
+
+_WORTH_OVERLAPPING_BYTES: Final = 4 << 20
+"""Below this much of dense parameters a thread for them costs more than it hides."""
+
+
+class Computed(NamedTuple):
+    """What became of a task.
+
+    Attributes:
+        loss: mean over its samples; NaN where nothing counts.
+        weight: what that is a mean over.
+        dense: gradients by table; valid until the next task.
+        rows: gradients of rows by table; likewise.
+    """
+
+    loss: float
+    weight: float
+    dense: Mapping[int, Tensor]
+    rows: Mapping[int, Rows]
+
+
+class Evaluated(NamedTuple):
+    """What held-out data said.
+
+    Attributes:
+        loss: mean over it; NaN where nothing counts.
+        weight: what that is a mean over.
+        metrics: further figures by name, such as `auc`.
+    """
+
+    loss: float
+    weight: float
+    metrics: Mapping[str, float]
+
+
+class Replica:
+    """A module that computes gradients of tasks.
+
+    Args:
+        module: from `paceline.parallelize`.
+        user_module: which it was made from; its parameters are where reads arrive.
+        job: what is kept.
+        seed: of random operators, with the task.
+        equal: micro-batches count alike, whatever their losses are means over.
+        working_set: of `user_module`, where it has sparse tables.
+        scorer: scores held-out data by a method of `user_module`.
+    """
+
+    def __init__(
+        self,
+        module: ParallelModule,
+        user_module: nn.Module,
+        job: Job,
+        *,
+        seed: int = 0,
+        equal: bool = False,
+        working_set: WorkingSet | None = None,
+        scorer: Scorer | None = None,
+    ) -> None:
+        self.module = module
+        self.job = job
+        self._seed = seed
+        self._equal = equal
+        self._working_set = working_set
+        self._scorer = scorer
+        self._number = {table.name: index for index, table in enumerate(job.tables)}
+        self.dense = tuple(index for index, table in enumerate(job.tables) if isinstance(table, DenseTable))
+        self.sparse = tuple(index for index in self._number.values() if index not in self.dense)
+        self._shards: dict[str, list[Shard]] = {}
+        for shard in module.shards():
+            if shard.is_parameter and shard.name in self._number:
+                self._shards.setdefault(shard.name, []).append(shard)
+        given = dict(user_module.named_parameters())
+        self._rooms = {self._number[name]: self._room(name, given[name].detach()) for name in self._shards}
+        self._taken: Taken | None = None
+        self._portions: Sequence[MicroBatch] = ()
+        self._arrivals: Arrivals | None = None
+        self._order: list[int] | None = None
+        self.overlaps = self._may_overlap()
+        if self.overlaps:
+            assert isinstance(module, PlacedModule)
+            module.arrival = self._wait
+
+    def _room(self, name: str, given: Tensor) -> Tensor:
+        """Return the memory that a table is read into: the parameter's own where that can be."""
+        return given if given.device.type == "cpu" and given.is_contiguous() else given.cpu().contiguous()
+
+    def _is_parameter(self, table: int) -> bool:
+        """Whether what is read arrives in the parameter itself, on the only rank that has it."""
+        shards, room = self._shards[self.job.tables[table].name], self._rooms[table]
+        return len(shards) == 1 and shards[0].tensor.data_ptr() == room.data_ptr()
+
+    def _may_overlap(self) -> bool:
+        size = sum(self._rooms[table].nbytes for table in self.dense)
+        return (
+            isinstance(self.module, PlacedModule)
+            and not self.module.plan.compile
+            and size >= _WORTH_OVERLAPPING_BYTES
+            and all(map(self._is_parameter, self.dense))
+        )
+
+    @property
+    def rooms(self) -> list[Tensor]:
+        """Where dense tables are read into, in the order of `dense`."""
+        return [self._rooms[table] for table in self.dense]
+
+    def take(self, portions: Sequence[MicroBatch]) -> dict[int, tuple[Tensor, Tensor]]:
+        """Begin with a task; return keys ([n]) and room ([n, width]) of the rows that it needs, by table."""
+        self._portions, self._taken = portions, None
+        if self._working_set is None or not portions:
+            return {}
+        (portion,) = portions
+        self._taken = self._working_set.take(portion.batch)
+        self._portions = [replace(portion, batch=plain(self._taken.batch))]
+        return self._rows_of(self._taken)
+
+    def _rows_of(self, taken: Taken) -> dict[int, tuple[Tensor, Tensor]]:
+        assert self._working_set is not None
+        rooms = {name: self._working_set.room(taken, name) for name in taken.keys}
+        return {self._number[name]: (keys, rooms[name]) for name, keys in taken.keys.items()}
+
+    def order(self) -> list[int] | None:
+        """Return dense tables in the order in which the forward pass reads them, once that is known."""
+        return self._order
+
+    def arrived(self, tables: Sequence[int]) -> None:
+        """Hand what was read on to the ranks."""
+        for table in tables:
+            if not self._is_parameter(table):
+                self._scatter(table)
+
+    @torch.no_grad()
+    def _scatter(self, table: int) -> None:
+        whole = self._rooms[table]
+        for shard in self._shards[self.job.tables[table].name]:
+            for patch in shard.patches:
+                shard.tensor[patch.local.index].copy_(whole.view(shard.shape)[patch.whole.index])
+
+    def compute(self, task: int, arrivals: Arrivals | None = None) -> Computed:
+        """Return the gradient of the task that was taken.
+
+        Args:
+            task: its number.
+            arrivals: dense tables that are still on their way.
+
+        Raises:
+            NonFiniteError: loss or gradient became NaN or infinite.
+            Interrupted: a table that is on its way has to wait; the task is to be taken again.
+        """
+        self.module.zero_grad(set_to_none=True)
+        if not self._portions:
+            return Computed(math.nan, 0.0, {}, {})
+        self._arrivals = arrivals
+        try:
+            seeds = [derived_seed(self._seed, task, index) for index in range(len(self._portions))]
+            loss, weight = self.module.accumulate(self._portions, seeds, equal=self._equal)
+        finally:
+            self._arrivals = None
+        if self._order is None and self.overlaps:
+            self._order = self._order_of_use()
+        if weight == 0:
+            return Computed(math.nan, 0.0, {}, {})
+        dense = {table: self._gradient(table) for table in self.dense}
+        rows = self._row_gradients()
+        _check_finite(task, loss, {self.job.tables[table].name: value for table, value in dense.items()})
+        return Computed(loss, weight, dense, rows)
+
+    def _wait(self, name: str) -> None:
+        if self._arrivals is not None and name in self._number:
+            self._arrivals.wait(self._number[name])
+
+    def _order_of_use(self) -> list[int]:
+        assert isinstance(self.module, PlacedModule)
+        batch = self._portions[0].batch
+        step = self.module.step(**batch) if isinstance(batch, dict) else self.module.step(*batch)
+        used = [self._number[name] for name in order_of_use(step) if name in self._number]
+        used = [table for table in used if table in self.dense]
+        return used + [table for table in self.dense if table not in used]
+
+    def whole(self, table: int) -> Tensor:
+        """Return a parameter as the ranks have it now; not a copy where it is whole in one place."""
+        return self._assembled(table, lambda shard: shard.tensor.detach())
+
+    def _gradient(self, table: int) -> Tensor:
+        """The whole gradient of a table."""
+        return self._assembled(table, lambda shard: shard.tensor.grad)
+
+    @torch.no_grad()
+    def _assembled(self, table: int, of: Callable[[Shard], Tensor | None]) -> Tensor:
+        """Put together what the ranks have of a tensor; zeros where they have nothing."""
+        every = self._shards[self.job.tables[table].name]
+        shards = [shard for shard in every if shard.owner] or every  # none on a rank that has copies only
+        pieces = [of(shard) for shard in shards]
+        if len(shards) == 1 and pieces[0] is not None:
+            return pieces[0].cpu().contiguous()
+        whole = torch.zeros(shards[0].shape, dtype=shards[0].tensor.dtype)
+        for shard, piece in zip(shards, pieces, strict=True):
+            if piece is not None:
+                for patch in shard.patches:
+                    whole[patch.whole.index].copy_(piece[patch.local.index])
+        return whole
+
+    def _row_gradients(self) -> dict[int, Rows]:
+        if self._working_set is None or self._taken is None:
+            return {}
+        whole = {self.job.tables[table].name: self._gradient(table) for table in self.sparse}
+        found = self._working_set.gradients(self._taken, whole)
+        return {self._number[name]: rows for name, rows in found.items()}
+
+    @torch.no_grad()
+    def evaluate(
+        self, batches: Iterable[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
+    ) -> Evaluated:
+        """Look at batches in eval mode.
+
+        Args:
+            batches: of held-out data.
+            read: reads rows: by table their keys, and where they go.
+        """
+        self.module.eval()
+        loss, total = 0.0, 0.0
+        try:
+            for batch in batches:
+                read(self.take([batch]))
+                self.arrived(self.sparse if self._working_set is not None else ())
+                value, weight = self.module.mean_loss(self._portions, equal=self._equal)
+                if weight:
+                    loss, total = loss + value * weight, total + weight
+                if self._scorer is not None:
+                    self._scorer.add(self._portions[0].batch)
+        finally:
+            self.module.train()
+        metrics = self._scorer.result() if self._scorer is not None else {}
+        return Evaluated(loss / total if total else math.nan, total, metrics)
+
+
+def plain(batch: Mapping[str, Any] | tuple[Any, ...]) -> Batch:
+    """Return a batch as sources give it."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _check_finite(task: int, loss: float, gradients: Mapping[str, Tensor]) -> None:
+    if math.isfinite(loss):
+        norms = torch._foreach_norm(list(gradients.values())) if gradients else []
+        bad = [name for name, norm in zip(gradients, norms, strict=True) if not math.isfinite(float(norm))]
+        if not bad:
+            return
+        what = f"the gradient of '{bad[0]}' in task {task} is NaN or infinite"
+    else:
+        what = f"the loss of task {task} is {loss}"
+    raise NonFiniteError(
+        f"{what}. It was not pushed, and what is on servers lacks it. Try a lower learning rate, and resume."
+    )
