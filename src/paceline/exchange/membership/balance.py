@@ -47,13 +47,30 @@ class Loads:
 
     def growth(self, before: Chain, after: Chain) -> int:
         """Return by how much the imbalance would grow; it shrinks where this is negative."""
-        grown = 0
-        for what, step in self._steps(before, after).items():
-            if step:
-                grown += _WEIGHTS[what[0]] * step * (2 * self._counts[what] + step)
-        if self._machines is None:
-            return grown
-        return grown + _APART * (_together(after, self._machines) - _together(before, self._machines))
+        grown = sum(self._grown(*what, step) for what, step in self._steps(before, after).items() if step)
+        return grown + self.apart(after) - self.apart(before)
+
+    def cost_of_target(self, target: int, *, head: bool = False) -> int:
+        """Return by how much the imbalance grows at a server that becomes the tail of a chain, and its head."""
+        cost = self._grown("copies", target, 1) + self._grown("tails", target, 1)
+        return cost + self._grown("heads", target, 1) if head else cost
+
+    def saved_by_dropping(self, chain: Chain, at: int) -> int:
+        """Return by how much it grows elsewhere, where a chain gets another tail and loses one of its servers."""
+        grown = self._grown("copies", chain[at], -1) + self._grown("tails", chain[-1], -1)
+        if at == 0:
+            grown += self._grown("heads", chain[0], -1)
+            grown += self._grown("heads", chain[1], 1) if len(chain) > 1 else 0
+        return grown
+
+    def apart(self, chain: Chain) -> int:
+        """Return what it counts that copies are on one machine; 0 where there are not several."""
+        return 0 if self._machines is None else _APART * _together(chain, self._machines)
+
+    def _grown(self, what: str, server: int, step: int) -> int:
+        if server not in self._places:
+            return 0
+        return _WEIGHTS[what] * step * (2 * self._counts[what, server] + step)
 
     def _steps(self, before: Chain, after: Chain) -> dict[tuple[str, int], int]:
         steps: dict[tuple[str, int], int] = defaultdict(int)
@@ -95,12 +112,12 @@ class Step(NamedTuple):
 
 def copy(shard: int, chain: Chain, loads: Loads) -> Step | None:
     """Return the best further copy of a shard, or None where all servers have it."""
-    steps = (
-        Step(loads.growth(chain, (*chain, target)), shard, target, (*chain, target))
-        for target in preferences(loads.servers, shard)
-        if target not in chain
-    )
-    return min(steps, key=lambda step: step.growth, default=None)
+    free = [target for target in preferences(loads.servers, shard) if target not in chain]
+    if not free:
+        return None
+    target = min(free, key=lambda one: loads.cost_of_target(one, head=not chain) + loads.apart((*chain, one)))
+    after = (*chain, target)
+    return Step(loads.growth(chain, after), shard, target, after)
 
 
 def shift(
@@ -108,19 +125,30 @@ def shift(
 ) -> Step | None:
     """Return the step that evens the loads most, or None where none does.
 
+    What a step costs at its target does not depend on the chain, and what it saves there not on the target: a chain
+    whose best step cannot be the best of all is passed over.
+
     Args:
         chains: those that may change, with their shards.
         loads: of all chains.
         allowed: whether a copy may be made from one server to another now.
     """
     best: Step | None = None
+    costs = {target: loads.cost_of_target(target) for target in loads.servers}
+    alone = {target: loads.cost_of_target(target, head=True) for target in loads.servers}
     for shard, chain in chains:
+        of_target = alone if len(chain) == 1 else costs
+        found = [loads.saved_by_dropping(chain, at) for at in range(len(chain))]
+        least = min(of_target.values(), default=0) + min(found) - loads.apart(chain)
+        if least >= (best.growth if best else 0):
+            continue
         for target in preferences(loads.servers, shard):
             if target in chain or not allowed(chain[-1], target):
                 continue
-            for at in range(len(chain)):
+            for at, saved in enumerate(found):
+                growth = of_target[target] + saved
                 after = (*chain[:at], *chain[at + 1 :], target)
-                growth = loads.growth(chain, after)
+                growth += loads.apart(after) - loads.apart(chain)
                 if growth < (best.growth if best else 0):
                     best = Step(growth, shard, target, after)
     return best

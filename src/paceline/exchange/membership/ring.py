@@ -35,7 +35,11 @@ class Ring:
     def walk(self, shard: int) -> Chain:
         """Return all servers in the order in which a shard meets them."""
         start = bisect(self._points, (_point("shard", shard), -1))
-        met = dict.fromkeys(server for _, server in self._points[start:] + self._points[:start])
+        met: dict[int, None] = {}
+        for at in range(start - len(self._points), start):
+            met[self._points[at][1]] = None
+            if len(met) == len(self._servers):
+                break
         return tuple(met)
 
 
