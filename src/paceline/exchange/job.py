@@ -159,6 +159,8 @@ class Job:
         replication: servers that hold each shard, as far as there are as many.
         seed: of new rows.
         damp_stale: a gradient that is n updates old counts 1 / (1 + n); not under BSP.
+        rates: by clock, how many times a rule's `lr` the learning rate of its tasks' updates is; the last one stays.
+            None: `lr` itself. Numbers, so that all servers and replays have the same ones.
     """
 
     tables: tuple[Table, ...]
@@ -167,10 +169,15 @@ class Job:
     replication: int = 1
     seed: int = 0
     damp_stale: bool = False
+    rates: tuple[float, ...] = ()
 
     def clock(self, task: int) -> int:
         """The clock of a task."""
         return task // self.pieces
+
+    def rate(self, clock: int) -> float:
+        """How many times its `lr` a rule's learning rate is for updates of a clock."""
+        return self.rates[min(clock, len(self.rates) - 1)] if self.rates else 1.0
 
     def is_synchronous(self, table: int) -> bool:
         """Whether a table changes once a clock, by the mean of its pieces."""
@@ -188,7 +195,7 @@ class Job:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Read what `to_dict` wrote."""
-        return cls(**{**values, "tables": tuple(map(_table, values["tables"]))})
+        return cls(**{**values, "tables": tuple(map(_table, values["tables"])), "rates": tuple(values["rates"])})
 
 
 def _table(values: Mapping[str, Any]) -> Table:

@@ -55,7 +55,7 @@ def test_sparse_tables_are_the_same(both, rule, dtype, width):
         keys = torch.from_numpy(generator.integers(-600, 600, count))  # some come twice
         gradients = torch.from_numpy(generator.standard_normal((count, width))).to(dtype)
         for table in (native, portable):
-            table.update(keys, gradients)
+            table.update(keys, gradients, 0.7 if count == 500 else 1.0)
     assert same_state(native, portable)
     assert len(native) == len(portable) > 600
     everything = torch.arange(-700, 700)
@@ -72,10 +72,10 @@ def test_dense_ranges_are_the_same(both, rule, dtype):
     native, portable = (Dense(len(begun), dtype, rule, one) for one in both)
     for table in (native, portable):
         table.fill(begun)
-    for _ in range(3):
+    for factor in (1.0, 0.3, 0.3):
         gradient = torch.randn(len(begun), generator=generator).to(dtype)
         for table in (native, portable):
-            table.update(gradient)
+            table.update(gradient, factor)
     assert same_state(native, portable)
     assert not torch.equal(native.values, begun)
 

@@ -17,6 +17,7 @@ from paceline.exchange.table.sparse import Sparse
 
 _STEPS = 12
 _ROWS, _WIDTH = 7, 5
+_FACTORS = [1.0] * 6 + [0.5, 2.0, 2.0, 0.25, 0.0, 1.0]  # of the learning rate, by step
 Optimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 as_torch = pytest.mark.parametrize(
@@ -53,10 +54,12 @@ def _gradients(seed: int) -> Tensor:
     return torch.randn(_STEPS, _ROWS, _WIDTH, dtype=torch.float64, generator=generator)
 
 
-def _trained(optimizer: Optimizer, start: Tensor, gradients: Tensor) -> Tensor:
+def _trained(optimizer: Optimizer, start: Tensor, gradients: Tensor, factors: list[float]) -> Tensor:
     parameter = torch.nn.Parameter(start.clone())
     steps = optimizer([parameter])
-    for gradient in gradients:
+    rate = steps.param_groups[0]["lr"]
+    for gradient, factor in zip(gradients, factors, strict=True):
+        steps.param_groups[0]["lr"] = rate * factor
         parameter.grad = gradient.clone()
         steps.step()
     return parameter.detach()
@@ -68,9 +71,10 @@ def test_dense_is_torch(implementation, rule, optimizer):
     start = _gradients(1)[0]
     table = Dense(start.numel(), torch.float64, rule, implementation)
     table.fill(start.flatten())
-    for gradient in gradients:
-        table.update(gradient.flatten())
-    torch.testing.assert_close(table.values.view_as(start), _trained(optimizer, start, gradients), rtol=0, atol=1e-12)
+    for gradient, factor in zip(gradients, _FACTORS, strict=True):
+        table.update(gradient.flatten(), factor)
+    expected = _trained(optimizer, start, gradients, _FACTORS)
+    torch.testing.assert_close(table.values.view_as(start), expected, rtol=0, atol=1e-12)
 
 
 @as_torch
@@ -82,12 +86,12 @@ def test_sparse_is_torch_on_the_rows_it_is_given(implementation, rule, optimizer
     assert table.read(keys, start) == _ROWS
     for step, gradient in enumerate(gradients):
         some = torch.arange(step % 2, _ROWS, 2)
-        table.update(keys[some], gradient[some])
+        table.update(keys[some], gradient[some], _FACTORS[step])
     got = torch.empty_like(start)
     assert table.read(keys, got) == 0
     for row in range(_ROWS):
-        own = gradients[row % 2 :: 2, row]
-        torch.testing.assert_close(got[row], _trained(optimizer, start[row], own), rtol=0, atol=1e-12)
+        expected = _trained(optimizer, start[row], gradients[row % 2 :: 2, row], _FACTORS[row % 2 :: 2])
+        torch.testing.assert_close(got[row], expected, rtol=0, atol=1e-12)
 
 
 def test_rowwise_adagrad_keeps_the_sum_of_mean_squares(implementation):

@@ -18,6 +18,7 @@ from paceline.exchange.hogwild.rows import SharedRows
 from paceline.exchange.interface import Rows
 from paceline.exchange.job import DenseTable, Job, SparseTable
 from paceline.exchange.table.choice import chosen
+from paceline.exchange.table.rates import AtRate
 from paceline.exchange.table.rules import rule_of
 from paceline.exchange.table.steps import Steps
 
@@ -31,14 +32,14 @@ class _Dense:
         self._elements = [memory.array(f"{index}.{name}") for name in rule.elements]
         self._rows = [memory.array(f"{index}.{name}") for name in rule.rows]
         self._steps = Steps(rule)
-        self._apply = chosen().dense(rule, self._values.dtype)
+        self._apply = AtRate(rule, lambda rule: chosen().dense(rule, self._values.dtype))
         self.values = torch.from_numpy(self._values).view(table.shape)
 
-    def update(self, gradient: Tensor) -> None:
-        """Apply a gradient, where it lies."""
+    def update(self, gradient: Tensor, factor: float) -> None:
+        """Apply a gradient, where it lies, at `factor` times the rule's learning rate."""
         given = gradient.detach().reshape(-1).to(self.values.dtype).contiguous().numpy()
         self._steps.most_is(*(torch.from_numpy(state) + 1 for state in self._rows))
-        self._apply(self._values, given, self._elements, self._rows, self._steps.tables)
+        self._apply(factor)(self._values, given, self._elements, self._rows, self._steps.tables)
 
 
 class HogwildExchange:
@@ -93,10 +94,12 @@ class HogwildExchange:
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
     ) -> None:
         """See `Exchange`: what is pushed is in the memory when this returns."""
+        factor = self.job.rate(self.job.clock(tasks[0]))
         for table, gradient in dense.items():
-            self._dense[table].update(gradient)
+            self._dense[table].update(gradient, factor)
         for table, (keys, gradients) in rows.items():
-            self._rows[table].update(keys.numpy(), gradients.detach().to(self._dtypes[table]).contiguous().numpy())
+            given = gradients.detach().to(self._dtypes[table]).contiguous().numpy()
+            self._rows[table].update(keys.numpy(), given, factor)
         self._staleness[1 << (self._others() - self._read).bit_length() >> 1] += 1
         self._counters[self._number] += 1
 

@@ -16,6 +16,7 @@ from paceline.exchange.table.choice import chosen
 from paceline.exchange.table.implementation import Implementation
 from paceline.exchange.table.initial import Beginning
 from paceline.exchange.table.portable import shared
+from paceline.exchange.table.rates import AtRate
 from paceline.exchange.table.rules import Array, rule_of
 from paceline.exchange.table.steps import Steps
 
@@ -39,8 +40,8 @@ class SharedRows:
         self._width = kept.width
         self._rule = rule_of(kept.rule)
         self._steps = Steps(self._rule)
-        self._implementation = implementation or chosen()
-        self._update = self._implementation.shared(self._rule, np.dtype(kept.dtype))
+        self._implementation = computing = implementation or chosen()
+        self._update = AtRate(self._rule, lambda rule: computing.shared(rule, np.dtype(kept.dtype)))
         self._beginning = Beginning.of(kept.initializer, memory.job.seed)
         self._index: NDArray[np.int32] = memory.array(f"{table}.index")
         self._keys: NDArray[np.int64] = memory.array(f"{table}.keys")
@@ -59,10 +60,10 @@ class SharedRows:
         out[there] = self._columns[0][rows[there]]
         out[~there] = self._beginning.values(keys[~there], self._width, out.dtype)
 
-    def update(self, keys: NDArray[np.int64], gradients: Array) -> None:
+    def update(self, keys: NDArray[np.int64], gradients: Array, factor: float = 1.0) -> None:
         """Apply gradients of rows, which are made where there are none. keys: [n], each once; gradients: [n, width].
 
-        What others do to a row while it is updated here is lost.
+        What others do to a row while it is updated here is lost. The learning rate is `factor` times that of the rule.
 
         Raises:
             ExchangeError: there is no room for more rows.
@@ -73,7 +74,7 @@ class SharedRows:
             rows = self._find(keys)
         columns = self._columns
         self._steps.most_is(*(torch.from_numpy(steps[rows] + 1) for steps in columns[1 + len(self._rule.elements) :]))
-        self._update(rows, gradients, columns, self._steps.tables)
+        self._update(factor)(rows, gradients, columns, self._steps.tables)
 
     def put(self, keys: NDArray[np.int64], kept: Sequence[Array]) -> None:
         """Write whole rows: what is kept of each, in the order of `all`. keys: [n], each once.

@@ -186,9 +186,9 @@ class Shard:
             if self.job.is_synchronous(part.table):
                 pieces.append(part)
             elif self.job.damp_stale and staleness:
-                self._update(part._replace(values=part.values / (1 + staleness)))
+                self._update(part._replace(values=part.values / (1 + staleness)), clock)
             else:
-                self._update(part)
+                self._update(part, clock)
         if self._has_steps:
             if clock not in self._steps:
                 self._steps[clock] = Step(clock * self.job.pieces)
@@ -198,14 +198,15 @@ class Shard:
             if done >= self._clocks.completed:
                 break
             for part in self._steps.pop(done).means():
-                self._update(part)
+                self._update(part, done)
 
-    def _update(self, part: Part) -> None:
+    def _update(self, part: Part, clock: int) -> None:
         table, keys, values = part
+        factor = self.job.rate(clock)
         if keys is None:
-            self._dense[table].update(values)
+            self._dense[table].update(values, factor)
         else:
-            self._sparse[table].update(keys, values)
+            self._sparse[table].update(keys, values, factor)
 
     def _add(self, parts: tuple[Part, ...]) -> None:
         for table, keys, values in parts:

@@ -13,6 +13,7 @@ from paceline.errors import ExchangeError
 from paceline.exchange.job import Rule
 from paceline.exchange.table.choice import chosen
 from paceline.exchange.table.implementation import Implementation
+from paceline.exchange.table.rates import AtRate
 from paceline.exchange.table.rules import RULES, rule_of
 from paceline.exchange.table.steps import Steps
 
@@ -52,7 +53,8 @@ class Dense:
         self._elements = {name: torch.zeros(count, dtype=computed) for name in self._rule.elements}
         self._rows = {name: torch.zeros(1, dtype=computed) for name in self._rule.rows}
         self._steps = Steps(self._rule)
-        self._update = (implementation or chosen()).dense(self._rule, self._master.numpy().dtype)
+        computing, kind = implementation or chosen(), self._master.numpy().dtype
+        self._update = AtRate(self._rule, lambda rule: computing.dense(rule, kind))
         self.fill(self.values)
 
     @property
@@ -83,12 +85,12 @@ class Dense:
         )
         self._steps.forget()
 
-    def update(self, gradient: Tensor) -> None:
-        """Apply a gradient, [count]."""
+    def update(self, gradient: Tensor, factor: float = 1.0) -> None:
+        """Apply a gradient, [count], at `factor` times the rule's learning rate."""
         self._leave_lent()
         given = self._checked(gradient).to(self._master.dtype).contiguous()
         self._steps.advance()
-        self._update(
+        self._update(factor)(
             self._master.numpy(),
             given.numpy(),
             [state.numpy() for state in self._elements.values()],

@@ -32,6 +32,10 @@ class Rows(Protocol):
         """What it takes."""
         ...
 
+    def set_rule(self, rule: UpdateRule) -> None:
+        """Go on with the same rule at another learning rate."""
+        ...
+
     def set_tables(self, tables: Sequence[_Array]) -> None:
         """Take numbers by step."""
         ...

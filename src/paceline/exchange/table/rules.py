@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Final, TypeAlias
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,12 +63,19 @@ class UpdateRule(ABC):
         """
         return
 
+    def at(self, factor: float) -> Self:
+        """Return the rule at a learning rate of `factor` times its own; what it keeps is the same."""
+        return replace(self, lr=self.lr * factor)
+
     @abstractmethod
     def constants(self) -> tuple[float, ...]:
         """Return the numbers of the formula, as native code wants them; rounded to the table's type there."""
 
     def tables(self, steps: int) -> tuple[NDArray[np.float64], ...]:
-        """Return numbers that depend on a row's step, for steps 0 to `steps` or until they stay the same."""
+        """Return numbers that depend on a row's step, for steps 0 to `steps` or until they stay the same.
+
+        They do not depend on the learning rate.
+        """
         del steps
         return ()
 
@@ -234,10 +241,10 @@ class Adam(UpdateRule):
         """See `UpdateRule`."""
         decoupled = bool(self.decoupled_weight_decay)
         decay, shrink = (0.0, 1 - self.lr * self.weight_decay) if decoupled else (self.weight_decay, 1.0)
-        return decay, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.eps, shrink
+        return self.lr, decay, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, self.eps, shrink
 
     def tables(self, steps: int) -> tuple[NDArray[np.float64], ...]:
-        """Return the rate and the root of the correction of squares, by step.
+        """Return the correction of the mean and the root of that of squares, by step.
 
         Powers by one multiplication after the other: `pow` is not the same in every C library.
         """
@@ -249,7 +256,7 @@ class Adam(UpdateRule):
         end = int(same[0]) + 1 if same.size else steps + 1
         corrections = [correction[:end] for correction in corrections]
         corrections[0][0] = corrections[1][0] = 1  # step 0 is never asked for
-        return self.lr / corrections[0], np.sqrt(corrections[1])
+        return corrections[0], np.sqrt(corrections[1])
 
     def advance(self, gradient: Array, rows: Sequence[Array]) -> None:
         """See `UpdateRule`. In float32 a step stays at 2^24, far beyond where corrections matter."""
@@ -258,16 +265,17 @@ class Adam(UpdateRule):
     def move(
         self, values: Array, gradient: Array, elements: Sequence[Array], rows: Sequence[Array], tables: Sequence[Array]
     ) -> None:
-        """See `UpdateRule`."""
-        decay, keep1, take1, keep2, take2, eps, shrink = _typed(values, self.constants())
+        """See `UpdateRule`. What is of a step is computed in float64, and then rounded."""
+        decay, keep1, take1, keep2, take2, eps, shrink = _typed(values, self.constants()[1:])
         mean, square = elements
         step = np.minimum(rows[0], len(tables[0]) - 1).astype(np.int64)
+        rate, root = (self.lr / tables[0][step]).astype(values.dtype), tables[1][step].astype(values.dtype)
         gradient = _decayed(gradient, values, decay)
         if shrink != 1:
             values *= shrink
         mean[...] = keep1 * mean + take1 * gradient
         square[...] = keep2 * square + take2 * (gradient * gradient)
-        values -= tables[0][step] * (mean / (np.sqrt(square) / tables[1][step] + eps))
+        values -= rate * (mean / (np.sqrt(square) / root + eps))
 
 
 @dataclass(frozen=True)

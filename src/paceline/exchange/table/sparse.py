@@ -15,6 +15,7 @@ from paceline.exchange.job import Initializer, Rule
 from paceline.exchange.table.choice import chosen
 from paceline.exchange.table.implementation import Implementation
 from paceline.exchange.table.initial import Beginning
+from paceline.exchange.table.rates import AtRate
 from paceline.exchange.table.rules import rule_of
 from paceline.exchange.table.steps import Steps
 
@@ -58,6 +59,7 @@ class Sparse:
         beginning = Beginning.of(initializer, seed)
         self._rows = (implementation or chosen()).rows(width, _DTYPES[dtype], self._rule, beginning)
         self._rows.set_tables(self._steps.tables)
+        self._set_rate = AtRate(self._rule, self._rows.set_rule)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -77,11 +79,15 @@ class Sparse:
         self._check(keys, out)
         return self._rows.read(_keys(keys), out.numpy())
 
-    def update(self, keys: Tensor, gradients: Tensor) -> None:
-        """Apply gradients of rows; new ones are made. keys: [n], gradients: [n, width]."""
+    def update(self, keys: Tensor, gradients: Tensor, factor: float = 1.0) -> None:
+        """Apply gradients of rows, at `factor` times the rule's learning rate; new rows are made.
+
+        keys: [n], gradients: [n, width].
+        """
         self._check(keys, gradients)
         if self._steps.advance():
             self._rows.set_tables(self._steps.tables)
+        self._set_rate(factor)
         self._rows.update(_keys(keys), self._typed(gradients))
 
     def add(self, keys: Tensor, differences: Tensor) -> None:

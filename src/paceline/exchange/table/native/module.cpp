@@ -71,6 +71,11 @@ void bind_rows(py::module_& m, const char* name) {
       .def_property_readonly("memory_bytes", &Table::bytes)
       .def("set_tables", &Table::set_tables)
       .def(
+          "set_rule",
+          [](Table& table, const py::object& rule) {
+            table.set_constants(rule.attr("constants")().cast<paceline::Constants>());
+          })
+      .def(
           "read",
           [](const Table& table, const Keys& keys, Array<T>& out) {
             check_rows(keys, out, table.width());

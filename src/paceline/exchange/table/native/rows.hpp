@@ -67,6 +67,9 @@ class Rows {
     return index_.bytes() + size() * (size_ * sizeof(T) + sizeof(int64_t)) + touched_.size() * sizeof(uint64_t);
   }
 
+  // Of the same rule, at another rate.
+  void set_constants(Constants constants) { constants_ = std::move(constants); }
+
   void set_tables(std::vector<std::vector<double>> tables) { tables_ = std::move(tables); }
 
   size_t read(const int64_t* keys, size_t count, T* out) const {

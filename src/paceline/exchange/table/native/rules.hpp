@@ -14,7 +14,7 @@ namespace paceline {
 
 // Numbers by the step of a row.
 struct Steps {
-  const double* rates = nullptr;
+  const double* means = nullptr;
   const double* roots = nullptr;
   size_t count = 0;
 };
@@ -123,10 +123,18 @@ struct RowwiseAdagrad {
 template <typename T>
 struct Adam {
   static constexpr size_t kElements = 2, kRows = 1;
+  double lr;
   T decay, keep1, take1, keep2, take2, eps, shrink;
 
   explicit Adam(const Constants& c)
-      : decay(c.at(0)), keep1(c.at(1)), take1(c.at(2)), keep2(c.at(3)), take2(c.at(4)), eps(c.at(5)), shrink(c.at(6)) {}
+      : lr(c.at(0)),
+        decay(c.at(1)),
+        keep1(c.at(2)),
+        take1(c.at(3)),
+        keep2(c.at(4)),
+        take2(c.at(5)),
+        eps(c.at(6)),
+        shrink(c.at(7)) {}
 
   void start(const Row<T>& row, size_t width) const {
     std::fill_n(row.first, width, T(0));
@@ -136,7 +144,7 @@ struct Adam {
   void move(const Row<T>& row, size_t width, const Steps& steps) const {
     *row.state += 1;
     const size_t step = std::min(static_cast<size_t>(*row.state), steps.count - 1);
-    const T rate = static_cast<T>(steps.rates[step]);
+    const T rate = static_cast<T>(lr / steps.means[step]);
     const T root = static_cast<T>(steps.roots[step]);
     for (size_t i = 0; i < width; ++i) {
       const T gradient = decayed(row.gradient[i], row.values[i], decay);

@@ -23,8 +23,9 @@ def update_dense(
 ) -> None:
     """See `implementation.DenseUpdate`."""
     row_state = [state[None] for state in rows]
-    typed = [table.astype(values.dtype) for table in tables]
     rule.advance(gradient[None], row_state)
     for start in range(0, len(values), _BLOCK):
         part = slice(start, start + _BLOCK)
-        rule.move(values[None, part], gradient[None, part], [state[None, part] for state in elements], row_state, typed)
+        rule.move(
+            values[None, part], gradient[None, part], [state[None, part] for state in elements], row_state, tables
+        )

@@ -34,9 +34,13 @@ class PortableRows:
         """What it takes."""
         return self._index.memory_bytes + sum(x.nbytes for x in (self._keys, self._touched, *self._columns))
 
+    def set_rule(self, rule: UpdateRule) -> None:
+        """See `implementation.Rows`."""
+        self._rule = rule
+
     def set_tables(self, tables: Sequence[_Array]) -> None:
         """Take numbers by step."""
-        self._tables = tuple(table.astype(self._dtype) for table in tables)
+        self._tables = tuple(tables)
 
     def read(self, keys: NDArray[np.int64], out: _Array) -> int:
         """See `implementation.Rows`."""

@@ -40,7 +40,6 @@ def update(
     elements = len(rule.elements)
     values, *state = (column[rows] for column in columns)
     rule.advance(gradients, state[elements:])
-    typed = [table.astype(values.dtype) for table in tables]
-    rule.move(values, gradients, state[:elements], state[elements:], typed)
+    rule.move(values, gradients, state[:elements], state[elements:], tables)
     for column, changed in zip(columns, (values, *state), strict=True):
         column[rows] = changed
