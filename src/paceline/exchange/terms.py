@@ -49,6 +49,8 @@ class Charter:
         streams: TCP connections for each pair.
         bind: the interface that servers listen on for TCP.
         log: whether applied updates and workers' actions are logged, for a replay.
+        durable: whether what is acknowledged is in these logs, and in the coordinator's journal, also after a loss of
+            power; else what the last seconds wrote may be missing there.
     """
 
     job: Job
@@ -59,6 +61,7 @@ class Charter:
     streams: int = 1
     bind: str = "127.0.0.1"
     log: bool = True
+    durable: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

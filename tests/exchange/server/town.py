@@ -64,9 +64,9 @@ class Citizen:
 class Town:
     """A job on servers that come and go. `failures` are errors that servers died of."""
 
-    def __init__(self, job: Job, folder: Path, *, transport: str = "unix") -> None:
+    def __init__(self, job: Job, folder: Path, *, transport: str = "unix", durable: bool = False) -> None:
         self.directory = Directory(folder)
-        self.charter = Charter(job, Terms(tasks=100), Address(), transport=transport)
+        self.charter = Charter(job, Terms(tasks=100), Address(), transport=transport, durable=durable)
         self.view = View()
         self.views: list[View] = []
         self.changed = threading.Condition()
@@ -171,9 +171,9 @@ class Town:
 
 
 @contextmanager
-def town(job: Job, folder: Path, servers: int, *, transport: str = "unix") -> Iterator[Town]:
+def town(job: Job, folder: Path, servers: int, *, transport: str = "unix", durable: bool = False) -> Iterator[Town]:
     """A town with some servers, begun."""
-    made = Town(job, folder, transport=transport)
+    made = Town(job, folder, transport=transport, durable=durable)
     try:
         for _ in range(servers):
             made.add()

@@ -26,11 +26,18 @@ from paceline.exchange.interface import Deal, Dealer, Order
 
 
 class ActionLog:
-    """Writes a worker's actions. Several threads may."""
+    """Writes a worker's actions. Several threads may.
 
-    def __init__(self, path: Path, worker: int) -> None:
+    Args:
+        path: of the file.
+        worker: whose they are.
+        durable: whether a push that is sent is written for good, also after a loss of power.
+    """
+
+    def __init__(self, path: Path, worker: int, *, durable: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._durable = durable
         self._write({"worker": worker})
 
     def dealt(self, deal: Deal) -> None:
@@ -48,6 +55,8 @@ class ActionLog:
     def pushes(self, sequence: int, tasks: Sequence[int]) -> None:
         """Write a push that is about to be sent."""
         self._write({"push": sequence, "tasks": list(tasks)})
+        if self._durable:
+            os.fdatasync(self._file)
 
     def close(self) -> None:
         """Write no more."""

@@ -91,7 +91,9 @@ class ServerExchange:
         self._outstanding: deque[Push] = deque()
         self._figures = Figures()
         logged = charter.log and directory is not None
-        self._log = ActionLog(directory.actions(member.id), member.id) if directory is not None and logged else None
+        self._log: ActionLog | None = None
+        if directory is not None and logged:
+            self._log = ActionLog(directory.actions(member.id), member.id, durable=charter.durable)
         patience_s = max(1.0, charter.terms.lease_s)
 
         def reach(address: Address) -> Connection:

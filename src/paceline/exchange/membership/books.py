@@ -34,7 +34,7 @@ class Books:
     """
 
     def __init__(self, charter: Charter, store: Store, events: Path, *, anew: bool = False) -> None:
-        self._store = store
+        self._store, self._durable = store, charter.durable
         records = store.load()
         self.recovered = bool(records) and not anew
         self.state = State.of(charter, records)
@@ -62,7 +62,8 @@ class Books:
             ExchangeError: the store cannot keep it, or another coordinator is in charge.
         """
         if self._records:
-            self._store.append(self._records, any(record["is"] in _LASTING for record in self._records))
+            durable = self._durable or any(record["is"] in _LASTING for record in self._records)
+            self._store.append(self._records, durable)
             self._records.clear()
         if self._lines:
             try:

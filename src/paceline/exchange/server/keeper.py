@@ -20,7 +20,7 @@ from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.outlet import Outlet
 from paceline.exchange.server.place import Place, places
 from paceline.exchange.server.replica import Replica, Upstream, Waiting
-from paceline.exchange.server.requests import Found, NotYet, Read, Refused
+from paceline.exchange.server.requests import Changed, Found, NotYet, Read, Refused
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied, Update
 from paceline.exchange.view import Address, Move, View
@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 
 _NEWER_VIEW_S: Final = 2.0
 """How long a request of a later epoch than this server's waits for its view."""
+
+_NO_TAIL: Final = "does not answer for"
 
 
 class Told(NamedTuple):
@@ -52,6 +54,7 @@ class Keeper:
         synced: told of a move from here once its target has all; maybe more than once.
         trusted: whether this process may take itself for a member: it was not stopped for long.
         applied: see `Observer`.
+        settled: returns once what `applied` was told is kept; called before anybody else is told.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Keeper:
         synced: Callable[[Move], None],
         trusted: Callable[[], bool],
         applied: Observer,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         self.job: Final = job
         self.server: Final = server
@@ -70,6 +74,7 @@ class Keeper:
         self.replicas: dict[int, Replica] = {}
         self.view = View()
         self._outlet, self._synced, self._trusted, self._applied = outlet, synced, trusted, applied
+        self._settled = settled
         self._outlets: dict[tuple[int, bool], Outlet] = {}
         self._viewed = threading.Condition(self.lock)
         self._changed = threading.Condition(self.lock)
@@ -193,13 +198,30 @@ class Keeper:
         with self.lock:
             tails = self._readable(epoch, clock, reads, time.monotonic() + patience_s)
             values = [_value(tails[read.shard].shard, read) for read in reads]
-            positions = {shard: replica.shard.position for shard, replica in tails.items()}
-            # Where a replica in the making counts already, nobody may see what it lacks: soon it may be all that stays.
-            self._changed.wait_for(lambda: epoch != self.epoch or _committed(tails, positions), _NEWER_VIEW_S)
-            if _committed(tails, positions):
-                return Found(positions, values)
+            return self._found(epoch, tails, values)
+
+    def changed(self, epoch: int, wanted: Sequence[Changed], other_than: int) -> Found:
+        """Return keys of rows that were changed, for each that is wanted, all of one moment; see `Shard.changed`.
+
+        Raises:
+            Refused: it is of another epoch, or of shards that others answer for.
+            ExchangeError: nothing is noted of a table.
+        """
+        with self.lock:
             self._enter(epoch)
-            raise NotYet(())
+            tails = {one.shard: self._mine(one.shard, lambda place: place.tail, _NO_TAIL) for one in wanted}
+            keys = [tails[one.shard].shard.changed(one.table, one.since, other_than) for one in wanted]
+            return self._found(epoch, tails, keys)
+
+    def _found(self, epoch: int, tails: Mapping[int, Replica], values: list[Tensor]) -> Found:
+        """Return what was read of replicas once that is committed."""
+        positions = {shard: replica.shard.position for shard, replica in tails.items()}
+        # Where a replica in the making counts already, nobody may see what it lacks: soon it may be all that stays.
+        self._changed.wait_for(lambda: epoch != self.epoch or _committed(tails, positions), _NEWER_VIEW_S)
+        if _committed(tails, positions):
+            return Found(positions, values)
+        self._enter(epoch)
+        raise NotYet(())
 
     def captured(self, shard: int, clock: int, capture: Callable[[Shard], _T]) -> _T | None:
         """Return what `capture` makes of a shard that has all tasks of clocks below `clock`, between two updates.
@@ -256,9 +278,7 @@ class Keeper:
         """Wait until the clocks allow all of the reads; return the replicas that they are of."""
         while True:
             self._enter(epoch)
-            tails = {
-                read.shard: self._mine(read.shard, lambda place: place.tail, "does not answer for") for read in reads
-            }
+            tails = {read.shard: self._mine(read.shard, lambda place: place.tail, _NO_TAIL) for read in reads}
             early = [read for read in reads if not tails[read.shard].shard.ready(read.table, clock)]
             if not early:
                 return tails
@@ -340,7 +360,10 @@ class Keeper:
 
     @contextmanager
     def _telling(self) -> Iterator[Told]:
-        """Hold the lock and wake who waits for a change; once it is free, tell predecessors and the coordinator."""
+        """Hold the lock and wake who waits for a change; once it is free, tell predecessors and the coordinator.
+
+        What was pushed is answered after this too, so nobody hears of an update that is not kept.
+        """
         told = Told([], [])
         try:
             with self.lock:
@@ -349,6 +372,7 @@ class Keeper:
                 finally:
                     self._changed.notify_all()
         finally:
+            self._settled()
             by_upstream: dict[Upstream, list[tuple[int, int]]] = {}
             for upstream, pair in told.upstream:
                 by_upstream.setdefault(upstream, []).append(pair)

@@ -78,7 +78,8 @@ class Life:
         _log.info("this is server %d, process %d", member.id, os.getpid())
         log = UpdateLog(self._directory.updates(member.id), member.id) if self._charter.log else None
         server = Server(self._charter, self._secret, member, listener, self._load, log, self._happened.put)
-        writer = SnapshotWriter(server.keeper, Snapshots(self._directory.snapshots, self._charter.job), member)
+        snapshots = Snapshots(self._directory.snapshots, self._charter.job)
+        writer = SnapshotWriter(server.keeper, snapshots, member, log.settle if log is not None else lambda: None)
         closed = threading.Event()
         member.on_fenced(lambda why: self._happened.put(_Evicted(why)))
         member.on_end(lambda why: self._happened.put(_Over(why)))

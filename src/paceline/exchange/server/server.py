@@ -95,6 +95,7 @@ class Server:
             synced=self._complete.put,
             trusted=lambda: member.trusted,
             applied=self._applied,
+            settled=log.settle if log is not None and charter.durable else lambda: None,
         )
 
     def start(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+from collections.abc import Callable
 from typing import Protocol
 
 from paceline.errors import ExchangeError
@@ -27,10 +28,19 @@ class Listener(Protocol):
 
 
 class SnapshotWriter:
-    """Writes what is requested, one shard after the other. `run` is for a thread of its own."""
+    """Writes what is requested, one shard after the other. `run` is for a thread of its own.
 
-    def __init__(self, keeper: Keeper, snapshots: Snapshots, listener: Listener) -> None:
-        self._keeper, self._snapshots, self._listener = keeper, snapshots, listener
+    Args:
+        keeper: of this server.
+        snapshots: where they go.
+        listener: is told of what was written.
+        settle: has the log of what led there outlive a loss of power, as the snapshot does.
+    """
+
+    def __init__(
+        self, keeper: Keeper, snapshots: Snapshots, listener: Listener, settle: Callable[[], None] = lambda: None
+    ) -> None:
+        self._keeper, self._snapshots, self._listener, self._settle = keeper, snapshots, listener, settle
         self._requests: queue.SimpleQueue[SnapshotRequest | None] = queue.SimpleQueue()
 
     def request(self, request: SnapshotRequest) -> None:
@@ -55,4 +65,6 @@ class SnapshotWriter:
     def _write(self, number: int, clock: int, shard: int) -> None:
         taken = self._keeper.captured(shard, clock, lambda kept: self._snapshots.take(kept, number))
         if taken is not None:  # else another server answers for it now, and will be asked
-            self._listener.snapshot_written(number, shard, self._snapshots.write(taken))
+            name = self._snapshots.write(taken)
+            self._settle()
+            self._listener.snapshot_written(number, shard, name)

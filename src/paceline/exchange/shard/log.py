@@ -2,7 +2,7 @@
 
 A file is its header, then records of 64-bit numbers (little-endian): number of tasks, epoch, shard, position, worker,
 sequence, staleness, the tasks, and a CRC-32 of all that. A batch is one write, so a killed process leaves whole
-records; a machine that lost power may have lost the end.
+records; a machine that lost power may have lost the end, but for what was settled before.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from paceline.errors import ExchangeError
+from paceline.exchange.shard.settling import Settling
 
 _HEADER: Final = struct.Struct("<16sq")
 _MAGIC: Final = b"paceline updates"
@@ -62,6 +63,7 @@ class UpdateLog:
         except OSError as error:
             raise self._failed(error) from error
         self._size = 0
+        self._settling = Settling(self._file, lambda: self._size)
         if os.fstat(self._file).st_size < _HEADER.size:
             self._write(_HEADER.pack(_MAGIC, server))
             return
@@ -78,6 +80,17 @@ class UpdateLog:
         content = b"".join(map(_bytes, records))
         if content:
             self._write(content)
+
+    def settle(self) -> None:
+        """Return once all that was appended before outlives a loss of power. Any thread.
+
+        Raises:
+            ExchangeError: the disk failed.
+        """
+        try:
+            self._settling.settle()
+        except OSError as error:
+            raise self._failed(error) from error
 
     def close(self) -> None:
         """Close the file."""

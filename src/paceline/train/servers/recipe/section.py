@@ -140,6 +140,8 @@ class ServerSection(Section):
         compression: what gradients are sent as: `none`, `auto`, or a codec.
         transport, streams, bind, store: see `exchange.terms.Charter`.
         log: whether what was applied is logged, for a replay.
+        durable: whether what is acknowledged is in the logs also after a loss of power.
+        lease_s: after how many seconds without a word a member is out.
         replace: whether servers and workers that die are started anew.
         groups: how many, for `groups`.
         rows: with hogwild, how many each sparse table may have.
@@ -164,6 +166,8 @@ class ServerSection(Section):
     bind: str = "127.0.0.1"
     store: str = "embedded"
     log: Flag = True
+    durable: Flag = False
+    lease_s: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = 2.0
     replace: Flag = True
     groups: Count = 2
     rows: Count = 1 << 22
@@ -215,13 +219,15 @@ class ServerSection(Section):
             raise complaint("hogwild is for all tables or for none: set server.consistency to it.", "sparse")
         if self.is_hogwild:
             self._check_hogwild()
+        if self.durable and not self.log:
+            raise complaint("server.durable is about logs, and server.log is false: leave one of them out.", "durable")
         self._check_modes()
         if self.deployment == "groups":
             self._check_groups()
         return self
 
     def _check_hogwild(self) -> None:
-        for key in ("deployment", "servers", "replication", "average_every", "damp_stale", "compression"):
+        for key in ("deployment", "servers", "replication", "average_every", "damp_stale", "compression", "durable"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise complaint(f"server.{key} is for servers, and with hogwild there are none; leave it out.", key)
 

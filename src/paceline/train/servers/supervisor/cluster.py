@@ -50,6 +50,7 @@ def charter_for(server: ServerSection, job: Job, terms: Terms, directory: Direct
         streams=server.streams,
         bind=server.bind,
         log=server.log and not server.is_hogwild and server.deployment != "groups",
+        durable=server.durable,
     )
 
 
