@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -179,14 +180,16 @@ def _clocks(every: int) -> set[int]:
     return {*(range(every, 4, every) if every else ()), 4}
 
 
-def test_under_bsp_tasks_wait_for_a_snapshot_that_is_due() -> None:
+@pytest.mark.parametrize("others", ["bsp", "ssp(3)", "asp"])
+def test_where_a_table_is_bsp_tasks_wait_for_a_snapshot_that_is_due(others: str) -> None:
     terms = Terms(8, snapshot_every=2)
-    state = State(Charter(job("bsp", 2), terms, Address()))
+    both = replace(job("bsp", 2), tables=(*job("bsp").tables, *job(others).tables))
+    state = State(Charter(both, terms, Address()))
     for number in range(4):
         assert drawn(state.tasks, 1) == Deal(Order.TASK, number)
         state.tasks.done([(Order.TASK, number)])
     assert state.tasks.clock == 2 and drawn(state.tasks, 1).order is Order.WAIT
-    again = State(Charter(job("bsp", 2), terms, Address()))
+    again = State(Charter(both, terms, Address()))
     again.apply(json.loads(json.dumps(state.to_record())))
     for one, ends in ((state, "complete"), (again, "dropped")):  # training does not stop for want of room on a disk
         assert drawn(one.tasks, 1).order is Order.WAIT
@@ -195,7 +198,7 @@ def test_under_bsp_tasks_wait_for_a_snapshot_that_is_due() -> None:
         assert drawn(one.tasks, 1) == Deal(Order.TASK, 4) and one.tasks.barrier == 4
 
 
-def test_without_bsp_nobody_waits_for_a_snapshot() -> None:
+def test_where_no_table_is_bsp_nobody_waits_for_a_snapshot() -> None:
     state = State(Charter(job("ssp(1)"), Terms(8, snapshot_every=1), Address()))
     state.tasks.done([(Order.TASK, 0), (Order.TASK, 1)])
     assert drawn(state.tasks, 1) == Deal(Order.TASK, 2)

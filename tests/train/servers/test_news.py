@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paceline.exchange.membership.seats import Process
 from paceline.train.servers.watch.news import News
 
 
@@ -20,7 +21,12 @@ def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
 
     write({"event": "began"}, {"event": "joined", "role": "server", "id": 1, "pid": 7})
     write({"event": "joined", "role": "worker", "id": 2, "pid": 8})
-    assert list(news.new()) == ["server 1 joined (its log: server-1.log)", "worker 2 joined"]
+    write({"event": "joined", "role": "worker", "id": 3, "pid": 7, "where": "another host"})
+    told = ["server 1 joined (its log: server-1.log)", "worker 2 joined", "worker 3 joined"]
+    assert list(news.new()) == told
+    here = {"event": "joined", "role": "worker", "id": 4, "pid": 7, "where": Process.own().where}
+    write(here)
+    assert list(news.new()) == ["worker 4 joined (its log: worker-4.log)"]
     write({"event": "view", "time": 1.0, "moves": [[0, 1, 3, 2], [1, 1, 3, 2]]})
     write({"event": "view", "time": 1.5, "moves": [[1, 1, 3, 2], [2, 1, 3, 3]]})
     assert list(news.new()) == []

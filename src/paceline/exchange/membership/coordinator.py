@@ -213,7 +213,7 @@ class Coordinator:
             process, address = Process(**message["process"]), Address(**message["address"])
             seat = Seat(state.next_id, Role(message["role"]), nonce, process, address)
             self._books.write({"is": "join", "seat": seat.to_dict()})
-            self._books.event("joined", id=seat.id, role=seat.role.value, pid=process.pid)
+            self._books.event("joined", id=seat.id, role=seat.role.value, pid=process.pid, where=process.where)
             _LOG.info("%s %d joined", seat.role.value, seat.id)
             self._members[seat.id] = Presence(self._now_s)
             self._servers_changed |= seat.role is Role.SERVER

@@ -45,7 +45,7 @@ class Snapshots:
         """Begin a snapshot if one is due."""
         state, every = self._books.state, self._terms.snapshot_every
         clock = state.tasks.clock
-        if state.tasks.exact:
+        if state.tasks.cuts:
             due = state.tasks.barrier is not None and clock >= state.tasks.barrier
         else:
             due = bool(every) and clock // every > state.snapshot_clock // every

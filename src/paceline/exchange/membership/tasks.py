@@ -2,9 +2,10 @@
 
 Tasks are dealt in order, those of workers that are gone before all others. A worker holds what it was dealt until it
 says that it is done, or gives it back, or is gone. Nothing is dealt that would have to wait long: no task of a clock
-beyond the lowest that is not done, plus the largest bound, plus one. Where all tables are BSP, tasks of clock c wait
-for an evaluation or a snapshot that is due at clock c, so that it has exactly that clock; elsewhere they go on beside
-it.
+beyond the lowest that is not done, plus the largest bound, plus one. Where a table is read without a clock of delay,
+tasks of clock c wait for a snapshot that is due at clock c, so that it has exactly the tasks below, of every shard:
+they would have waited for those anyway. Where all tables are so, they wait for an evaluation too. Elsewhere they go on
+beside it.
 
 `choose` decides and changes nothing; the coordinator writes down what it decided and then calls `deal`.
 """
@@ -27,14 +28,16 @@ class Tasks:
     """What is done, dealt and given back, of one job.
 
     Attributes:
-        exact: whether all tables are BSP.
-        barrier: where all are, the clock whose tasks wait for a snapshot.
+        exact: whether all tables are BSP, or as strict.
+        cuts: whether one is, so that a snapshot has exactly the tasks of clocks below its own.
+        barrier: where one is, the clock whose tasks wait for a snapshot.
     """
 
     def __init__(self, job: Job, terms: Terms) -> None:
         bounds = [table.consistency.bound for table in job.tables]
         self._pieces, self._total, self._ahead = job.pieces, terms.tasks, terms.ahead
         self.exact = not any(bounds) and None not in bounds
+        self.cuts = 0 in bounds or not bounds
         self.barrier: int | None = None
         self._window = None if None in bounds else max((bound or 0 for bound in bounds), default=0) + 1
         self._floor = self._next = terms.first_task
@@ -149,7 +152,8 @@ class Tasks:
 
     def _allowed(self, task: int) -> bool:
         clock = task // self._pieces
-        if self.exact and any(at is not None and clock >= at for at in (self._evaluations.first, self.barrier)):
+        due = (self._evaluations.first if self.exact else None, self.barrier if self.cuts else None)
+        if any(at is not None and clock >= at for at in due):
             return False
         return self._window is None or clock <= self.clock + self._window
 

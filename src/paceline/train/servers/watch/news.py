@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.exchange.membership.seats import Process
+
 
 class News:
     """Reads events as they are written.
@@ -14,7 +16,8 @@ class News:
     Args:
         path: of `events.jsonl`.
         group: in front of each line, where there are groups.
-        joined: is told role, number and process of who joined; returns the name of its log if it was started here.
+        joined: is told role, number and process of who joined here, rather than on another host; returns the name of
+            its log if it was started by this process.
     """
 
     def __init__(self, path: Path, group: str, joined: Callable[[str, int, int], str | None]) -> None:
@@ -46,7 +49,8 @@ class News:
             case "finished":
                 self._over = True
             case "joined":
-                log = self._joined(event["role"], event["id"], event["pid"])
+                here = Process(event.get("where", ""), event["pid"])
+                log = self._joined(event["role"], event["id"], event["pid"]) if here.visible or not here.where else None
                 return f"{event['role']} {event['id']} joined" + (f" (its log: {log}.log)" if log else "")
             case "gone":
                 return f"{event['role']} {event['id']} is gone: {event['why']}"
