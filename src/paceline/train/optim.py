@@ -130,6 +130,28 @@ def build_schedule(
     return _torch_schedule(optimizer, name, warmup, options)
 
 
+def rates_of(optimizer: Optimizer, schedule: LRScheduler, steps: int) -> list[float]:
+    """Return the learning rate of the first parameter group in each of `steps` steps; both objects are used up.
+
+    Raises:
+        RecipeError: the schedule changes more than the learning rate.
+    """
+    (group, *_) = optimizer.param_groups
+    others = {key: group[key] for key in ("momentum", "betas") if key in group}
+    found = []
+    for _ in range(steps):
+        changed = [key for key, value in others.items() if group[key] != value]
+        if changed:
+            raise RecipeError(
+                f"the schedule {type(schedule).__name__} changes {changed[0]} too, and only the learning rate can "
+                "change here: add cycle_momentum: false."
+            )
+        found.append(float(group["lr"]))
+        optimizer.step()
+        schedule.step()
+    return found
+
+
 def warmed_up(step: int, steps: int, warmup: int, decay: Callable[[float], float]) -> float:
     """Return the factor on the peak rate for `step` (from 0): a linear rise, then `decay` of the part that is past."""
     if step < warmup:

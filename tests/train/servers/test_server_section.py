@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 from torch import nn
 
 from paceline.errors import ExchangeError, RecipeError
-from paceline.exchange.job import Consistency, DenseTable, Initializer, Mode, Rule, SparseTable
+from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Mode, Rule, SparseTable
 from paceline.train.recipe import Recipe, load_recipe, to_yaml
-from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
+from paceline.train.servers.recipe.job import global_job, job_of, steps_of, terms_of
 from paceline.train.servers.recipe.rules import rule_of
 
 Load = Callable[..., Recipe]
@@ -55,8 +56,10 @@ def load(tmp_path: Path) -> Load:
         (["server.deployment=groups", "server.groups=3"], ["which 3 groups do not divide"]),
         (["server.pieces=3"], ["train.batch is 16", "a multiple of 3"]),
         (["server.tables={emb: ids}", "train.micro_batches=2"], ["server.pieces", "2 micro-batches"]),
-        (["train.clip=1.0"], ["train.clip", "no worker"]),
-        (["schedule.warmup=2"], ["one learning rate"]),
+        (["train.clip=1.0"], ["train.clip", "mean of 4 tasks", "asp"]),
+        (["train.clip=1.0", "server.consistency=asp", "server.tables={emb: i}", "server.sparse=bsp"], ["train.clip"]),
+        (["schedule.warmup=2", "optimizer.name=FTRL"], ["FTRL", "cannot change"]),
+        (["schedule.name=linear", "server.tables={e: {keys: i, optimizer: {name: FTRL, lr: 1}}}"], ["FTRL"]),
         (["optimizer.name=Adamax"], ["no rule 'Adamax'", "Did you mean 'Adam"]),
         (["optimizer={name: Adam, lr: 0.1, lr_decay: 1}"], ["lr_decay", "betas"]),
         (["optimizer={name: FTRL, lr: 0.1, l1: -1}"], ["l1", "-1"]),
@@ -116,7 +119,7 @@ def test_parameters_are_tables(load: Load) -> None:
         "server.sparse=ssp(2)",
         "optimizer={name: AdamW, lr: 0.1}",
     )
-    job = job_of(recipe, Net())
+    job = job_of(recipe, Net(), 12)
     by_name = {table.name: table for table in job.tables}
     assert list(by_name) == ["wide", "emb.weight", "head.weight", "head.bias"]
     ssp, adamw = Consistency(Mode.SSP, 2), {"weight_decay": 0.01, "decoupled_weight_decay": 1.0, "lr": 0.1}
@@ -128,7 +131,7 @@ def test_parameters_are_tables(load: Load) -> None:
     assert "weight_decay" not in by_name["head.bias"].rule.options  # as torch.optim is given groups
     assert job.pieces == 4
     with pytest.raises(ExchangeError, match=r"no parameter of the module.*Did you mean 'emb\.weight'"):
-        job_of(load("server.tables={emb.wait: ids}"), Net())
+        job_of(load("server.tables={emb.wait: ids}"), Net(), 12)
 
 
 def test_terms_of_a_run(load: Load) -> None:
@@ -141,4 +144,38 @@ def test_terms_of_a_run(load: Load) -> None:
     averaged = load("server.average_every=4", "checkpoint.every=6")
     assert terms_of(averaged, 12).tasks == 12
     assert terms_of(averaged, 12).snapshot_every == 2
-    assert job_of(averaged, Net()).tables[0].rule == Rule("sgd", {"lr": 1.0})
+    assert job_of(averaged, Net(), 12).tables[0].rule == Rule("sgd", {"lr": 1.0})
+
+
+def test_learning_rates_are_those_of_the_schedule(load: Load) -> None:
+    assert job_of(load(), Net(), 12).rates == ()
+    scheduled = "schedule={name: cosine, warmup: 4, floor: 0.5}"
+    job = job_of(load(scheduled, "optimizer.lr=0.5"), Net(), 12)
+    assert job.rates[:5] == (0.25, 0.5, 0.75, 1.0, 1.0)
+    assert (len(job.rates), job.rate(3), job.rate(11), job.rate(99)) == (12, 1.0, job.rates[11], job.rates[11])
+    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+    assert job_of(load(scheduled, "server.average_every=4"), Net(), 12).rates == ()  # they are of local steps
+    assert global_job(job, 2).rates == ()
+    stairs = job_of(load("schedule={name: StepLR, step_size: 5, gamma: 0.5}", "optimizer.lr=0.5"), Net(), 12).rates
+    assert stairs == (1.0,) * 5 + (0.5,) * 5 + (0.25,) * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ("{name: OneCycleLR, max_lr: 1, total_steps: 12}", "changes momentum too.*cycle_momentum: false"),
+        ("{name: CosineAnnealingLR, T_max: 12, eta_min: 0.01}", "tables with lr 0.9 of their own"),
+    ],
+)
+def test_what_is_more_than_a_factor_is_refused(load: Load, schedule: str, words: str) -> None:
+    tables = "server.tables={emb.weight: {keys: ids, optimizer: {name: Adagrad, lr: 0.9}}}"
+    recipe = load(f"schedule={schedule}", "optimizer.momentum=0.9", tables)
+    with pytest.raises(RecipeError, match=words):
+        job_of(recipe, Net(), 12)
+
+
+@pytest.mark.parametrize(
+    "overrides", [["server.consistency=ssp(1)"], ["server.pieces=1"], ["server.average_every=2"]], ids=str
+)
+def test_gradients_are_clipped_where_they_are_applied_by_themselves(load: Load, overrides: list[str]) -> None:
+    assert load("train.clip=0.5", *overrides).train.clip == 0.5

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from paceline.exchange.interface import Deal, Order
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.plan import Mesh
 from paceline.train.data.source import ArraySource
+from paceline.train.optim import build_schedule, rates_of
 from paceline.train.servers.worker.averaging import LocalSteps
 from paceline.train.servers.worker.replica import Replica
 from paceline.train.servers.worker.samples import TaskSamples
@@ -92,11 +95,11 @@ def job_for(module: nn.Module, consistency: str, pieces: int, rule: Rule, **opti
     return Job(tables, shards=3, pieces=pieces, **options)
 
 
-def replica_of(job: Job, read: TaskSamples, mesh: str = "serial") -> Replica:
+def replica_of(job: Job, read: TaskSamples, mesh: str = "serial", clip: float | None = None) -> Replica:
     user_module = net()
     devices = None if mesh == "serial" else [torch.device("cpu")]
     module = parallelize(user_module, read.example(), Plan(Mesh.parse(mesh)), devices=devices)
-    return Replica(module, user_module, job, seed=5)
+    return Replica(module, user_module, job, seed=5, clip=clip)
 
 
 def trained(
@@ -130,14 +133,28 @@ def trained(
     return kept, dealing
 
 
-def serial(optimizer: Callable[[nn.Module], torch.optim.Optimizer], steps: int) -> dict[str, Tensor]:
+def cosine(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return build_schedule(optimizer, "cosine", steps=steps, warmup=3, floor=0.1)
+
+
+def serial(
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    steps: int,
+    clip: float = math.inf,
+    *,
+    scheduled: bool = False,
+) -> dict[str, Tensor]:
     module = net()
     made, read = optimizer(module), samples(1)
+    schedule = cosine(made, steps) if scheduled else None
     for step in range(steps):
         (portion,) = read.portions(step)
         made.zero_grad()
         module(**portion.batch).backward()
+        nn.utils.clip_grad_norm_(module.parameters(), clip)
         made.step()
+        if schedule is not None:
+            schedule.step()
     return {name: p.detach() for name, p in module.named_parameters()}
 
 
@@ -154,15 +171,26 @@ ADAM = Rule("adam", {"lr": 0.02, "weight_decay": 0.1})
 
 
 @pytest.mark.parametrize(
-    ("workers", "rule", "optimizer"),
+    ("workers", "rule", "optimizer", "scheduled"),
     [
-        (2, ADAM, lambda module: torch.optim.Adam(module.parameters(), lr=0.02, weight_decay=0.1)),
-        (4, Rule("momentum", {"lr": 0.1}), lambda module: torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)),
+        (2, ADAM, lambda module: torch.optim.Adam(module.parameters(), lr=0.02, weight_decay=0.1), True),
+        (
+            4,
+            Rule("momentum", {"lr": 0.1}),
+            lambda module: torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+            False,
+        ),
     ],
-    ids=["adam", "momentum"],
+    ids=["adam on a schedule", "momentum"],
 )
-def test_bsp_equals_serial(workers: int, rule: Rule, optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-    job, steps = job_for(net(), "bsp", workers, rule), 14  # over two epochs, each with a smaller last step
+def test_bsp_equals_serial(
+    workers: int, rule: Rule, optimizer: Callable[[nn.Module], torch.optim.Optimizer], scheduled: bool
+) -> None:
+    steps = 14  # over two epochs, each with a smaller last step
+    job = job_for(net(), "bsp", workers, rule)
+    if scheduled:
+        peak = torch.optim.SGD(net().parameters(), lr=1.0)
+        job = replace(job, rates=tuple(rates_of(peak, cosine(peak, steps), steps)))
 
     def make() -> tuple[Replica, TaskSamples]:
         read = samples(workers)
@@ -170,20 +198,23 @@ def test_bsp_equals_serial(workers: int, rule: Rule, optimizer: Callable[[nn.Mod
 
     kept, dealing = trained(job, net(), make, workers, steps * workers)
     assert sorted(dealing.finished) == list(range(steps * workers))
-    assert gap(kept.values(), serial(optimizer, steps)) < 1e-9
+    assert gap(kept.values(), serial(optimizer, steps, scheduled=scheduled)) < 1e-9
 
 
-@pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2"])
-def test_replicas_on_a_mesh_in_one_process(mesh: str) -> None:
-    job = job_for(net(), "bsp", 2, ADAM)
+@pytest.mark.parametrize(("mesh", "pieces", "clip"), [("dp=2", 2, None), ("fsdp=2", 1, 0.3)])
+def test_replicas_on_a_mesh_in_one_process(mesh: str, pieces: int, clip: float | None) -> None:
+    job = job_for(net(), "bsp", pieces, ADAM)
 
     def make() -> tuple[Replica, TaskSamples]:
-        read = samples(2, micro_batches=2, divisor=2)
-        return replica_of(job, read, mesh), read
+        read = samples(pieces, micro_batches=2, divisor=2)
+        return replica_of(job, read, mesh, clip), read
 
-    kept, _ = trained(job, net(), make, 2, 12)
-    expected = serial(lambda module: torch.optim.Adam(module.parameters(), lr=0.02, weight_decay=0.1), 6)
-    assert gap(kept.values(), expected) < 1e-9
+    def adam(module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(module.parameters(), lr=0.02, weight_decay=0.1)
+
+    kept, _ = trained(job, net(), make, 2, 6 * pieces)
+    assert gap(kept.values(), serial(adam, 6, clip or math.inf)) < 1e-9
+    assert clip is None or gap(kept.values(), serial(adam, 6)) > 1e-5
 
 
 def test_downpour_reads_and_pushes_as_often_as_it_says() -> None:
@@ -278,13 +309,14 @@ def test_a_read_that_would_wait_for_a_lost_task_gives_way_to_it() -> None:
 def test_local_steps_are_averaged() -> None:
     """Two workers take three steps each on their halves of the batches; then their parameters are averaged."""
     every, rounds = 3, 3
+    factors = [1.0, 1.0, 0.5, 0.5, 2.0, 0.3, 0.3, 0.2, 0.1]
     job = job_for(net(), "bsp", 2, Rule("sgd", {"lr": 1.0}))
 
     def make() -> tuple[LocalSteps, TaskSamples]:
         read = samples(2)
         replica = replica_of(job, read)
         optimizer = torch.optim.SGD(replica.module.parameters(), lr=0.1)
-        return LocalSteps(replica, optimizer, every, read.portions), read
+        return LocalSteps(replica, optimizer, every, read.portions, factors), read
 
     kept, _ = trained(job, net(), make, 2, 2 * rounds)
     read, values = samples(2), {name: p.detach() for name, p in net().named_parameters()}
@@ -295,6 +327,7 @@ def test_local_steps_are_averaged() -> None:
             module.load_state_dict(values)
             optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
             for step in range(clock * every, (clock + 1) * every):
+                optimizer.param_groups[0]["lr"] = 0.1 * factors[step]
                 for portion in read.portions(2 * step + piece):
                     optimizer.zero_grad()
                     module(**portion.batch).backward()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.documents.complaints import complaint
 from paceline.errors import RecipeError
+from paceline.exchange.job import Mode
 from paceline.plan import Axis
 from paceline.train.servers.recipe.rules import ONLY_HERE, rule_of
 
@@ -74,17 +75,28 @@ def _check_step(recipe: Recipe, server: ServerSection) -> None:
         )
 
 
+def _applies_means(server: ServerSection) -> bool:
+    """Whether what servers apply is a mean of several tasks' gradients."""
+    if server.average_every is not None or server.is_hogwild:
+        return False
+    return Mode.BSP in (server.dense_consistency.mode, server.sparse_consistency.mode)
+
+
 def _check_rest(recipe: Recipe, server: ServerSection) -> None:
-    if recipe.train.clip is not None:
+    tasks = server.tasks_of_a_step // (server.groups if server.deployment == "groups" else 1)
+    if recipe.train.clip is not None and tasks > 1 and _applies_means(server):
         raise complaint(
-            "train.clip needs the gradient of a whole step, which no worker of a server has; leave it out.",
+            f"train.clip is for a gradient that is applied by itself; under bsp servers apply the mean of {tasks} "
+            "tasks, each server its part, and nobody has all of it. Take ssp(s) or asp, where each task's gradient is "
+            "clipped and applied, or server.pieces: 1 and one worker with a mesh, or leave train.clip out.",
             "train.clip",
         )
     schedule = recipe.schedule
-    if server.average_every is None and (schedule.name != "constant" or schedule.warmup):
+    rules = {recipe.optimizer.name, *(table.optimizer.name for table in server.tables.values() if table.optimizer)}
+    if (schedule.name != "constant" or schedule.warmup) and "FTRL" in rules:
         raise complaint(
-            "servers apply updates at one learning rate: schedule.name is constant and schedule.warmup 0 where "
-            "parameters are on servers.",
+            "the values of FTRL follow from its learning rate, which so cannot change while it trains: leave the "
+            "schedule constant without warmup, or choose another optimizer.",
             "schedule.name",
         )
     if Axis.PP.value in recipe.mesh.names:

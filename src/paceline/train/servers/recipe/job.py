@@ -11,6 +11,7 @@ from paceline.exchange.job import Consistency, DenseTable, Job, Mode, Rule, Spar
 from paceline.exchange.table.rules import RULES
 from paceline.exchange.terms import Terms
 from paceline.train.recipe import Recipe
+from paceline.train.servers.recipe.rates import factors_of
 from paceline.train.servers.recipe.rules import rule_of
 from paceline.train.servers.recipe.section import ServerSection, TableSection, read_initializer
 
@@ -18,15 +19,17 @@ _AVERAGED = Rule("sgd", {"lr": 1.0})
 """Differences are pushed as gradients are: at a rate of 1 their mean is subtracted."""
 
 
-def job_of(recipe: Recipe, module: nn.Module) -> Job:
+def job_of(recipe: Recipe, module: nn.Module, steps: int) -> Job:
     """Return what servers keep for a recipe: of one group, where there are groups.
 
     Args:
         recipe: with a section `server`.
         module: the user's; a table for each of its parameters that require a gradient.
+        steps: of the run, over which learning rates change.
 
     Raises:
         ExchangeError: a sparse table is no parameter of the module, or nothing is to be trained.
+        RecipeError: servers cannot follow the schedule of the learning rate.
     """
     server = _section(recipe)
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -46,6 +49,7 @@ def job_of(recipe: Recipe, module: nn.Module) -> Job:
         replication=server.replication,
         seed=recipe.seed,
         damp_stale=server.damp_stale,
+        rates=factors_of(recipe, steps) if server.average_every is None else (),  # else it is the workers' own
     )
 
 
@@ -121,7 +125,7 @@ def global_job(job: Job, groups: int) -> Job:
     """Return what global servers keep over groups: what a group has moved is added, by its share (`bridge`)."""
     near = Consistency(Mode.SSP, 1)
     tables = tuple(replace(table, rule=_AVERAGED, consistency=near) for table in job.tables)
-    return replace(job, tables=tables, pieces=groups, damp_stale=False)
+    return replace(job, tables=tables, pieces=groups, damp_stale=False, rates=())
 
 
 def global_terms(server: ServerSection, terms: Terms, job: Job) -> Terms:

@@ -119,8 +119,9 @@ class _Run:
             check_validation(recipe, held_out)
         with self.speaker.phase("model"):
             module = build_module(recipe)
-            job = job_of(recipe, module)
-        terms = terms_of(recipe, steps_of(recipe, len(source)))
+            steps = steps_of(recipe, len(source))
+            job = job_of(recipe, module, steps)
+        terms = terms_of(recipe, steps)
         with self.speaker.phase("snapshot"):
             dense = {name: v for name, v in named_parameters(module).items() if name not in self.server.tables}
             made = prepare(run, self.server, job, terms, dense, resume=resume)

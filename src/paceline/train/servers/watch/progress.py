@@ -21,6 +21,7 @@ from paceline.train.metrics import LogLines, MetricsFile, TensorBoard
 from paceline.train.progress import progress as shown
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory
+from paceline.train.servers.recipe.rates import factors_of
 from paceline.train.servers.rundir import work_of
 from paceline.train.servers.watch.steps import Steps
 from paceline.train.servers.watch.view import MembersLines, MembersView
@@ -46,9 +47,10 @@ class Progress:
         self._every = recipe.server.average_every or 1
         self.total = terms.tasks // job.pieces * self._every
         first = terms.first_task // job.pieces
-        pieces, rate = recipe.server.tasks_of_a_step, recipe.optimizer.lr
+        pieces, factors = recipe.server.tasks_of_a_step, factors_of(recipe, self.total)
+        rates = [recipe.optimizer.lr * factor for factor in factors] or [recipe.optimizer.lr] * self.total
         sizes = partial(samples_of_step, samples=samples, batch=recipe.train.batch)
-        self.steps = Steps(pieces, self.total, self._every, rate, sizes, first)
+        self.steps = Steps(pieces, self.total, self._every, rates, sizes, first)
         grouped = recipe.server.deployment == "groups"
         groups: list[int | None] = list(range(recipe.server.groups)) if grouped else [None]
         self._records = RecordReader(work_of(run, 0, group).parent for group in groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,15 +25,21 @@ class Steps:
         pieces: tasks of a clock.
         steps: of the run.
         every: steps of a clock; above 1 where workers take local steps.
-        rate: learning rate.
+        rates: learning rate of each step.
         samples: returns how many samples a step has; steps are counted from 0.
         first: clocks that were done before.
     """
 
     def __init__(
-        self, pieces: int, steps: int, every: int, rate: float, samples: Callable[[int], int], first: int = 0
+        self,
+        pieces: int,
+        steps: int,
+        every: int,
+        rates: Sequence[float],
+        samples: Callable[[int], int],
+        first: int = 0,
     ) -> None:
-        self._pieces, self._steps, self._every, self._rate = pieces, steps, every, rate
+        self._pieces, self._steps, self._every, self._rates = pieces, steps, every, rates
         self._samples = samples
         self._next = first
         self._open: dict[int, _Clock] = {}
@@ -65,4 +71,5 @@ class Steps:
         now, before = time.monotonic(), self._at
         self._at = now
         unit: Literal["tokens", "samples"] = "samples" if weight == samples else "tokens"
-        return StepReport(self.done, self._steps, loss, self._rate, None, weight, now - before, self._peak, unit=unit)
+        rate = self._rates[self.done - 1]
+        return StepReport(self.done, self._steps, loss, rate, None, weight, now - before, self._peak, unit=unit)

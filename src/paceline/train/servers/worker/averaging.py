@@ -27,6 +27,7 @@ class LocalSteps:
         optimizer: over its module's parameters.
         every: steps of a task.
         portions: returns the samples of a step's piece, numbered as tasks of one step each.
+        factors: how many times its own the optimizer's learning rate is, by step; nothing: always its own.
     """
 
     def __init__(
@@ -35,7 +36,10 @@ class LocalSteps:
         optimizer: Optimizer,
         every: int,
         portions: Callable[[int], Sequence[MicroBatch]],
+        factors: Sequence[float] = (),
     ) -> None:
+        self._factors = factors
+        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._replica = replica
         self._optimizer = optimizer
         self._every = every
@@ -87,6 +91,7 @@ class LocalSteps:
             loss, weight, _, _ = self._replica.compute(number)
             if weight:
                 losses.append((loss, weight))
+                self._set_rate(step)
                 self._optimizer.step()
         total = sum(weight for _, weight in losses)
         if not total:
@@ -96,6 +101,11 @@ class LocalSteps:
         moved = {table: (old - new).mul_(self._share) for table, old, new in pairs}
         loss = math.fsum(loss * weight for loss, weight in losses) / total
         return Computed(loss, total, moved, {})
+
+    def _set_rate(self, step: int) -> None:
+        if self._factors:
+            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * self._factors[step]
 
     def evaluate(
         self,

@@ -18,7 +18,8 @@ from paceline.train.data import Loader, MicroBatch, Source, open_source
 from paceline.train.model import InFloat64, build_module
 from paceline.train.optim import build_optimizer
 from paceline.train.recipe import Recipe
-from paceline.train.servers.recipe.job import groups_of
+from paceline.train.servers.recipe.job import groups_of, steps_of
+from paceline.train.servers.recipe.rates import factors_of
 from paceline.train.servers.worker.averaging import LocalSteps
 from paceline.train.servers.worker.replica import Replica, plain
 from paceline.train.servers.worker.samples import TaskSamples
@@ -103,14 +104,24 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
     scorer = None
     if section is not None and section.scores is not None:
         scorer = Scorer(user_module, section.scores, section.labels)
-    replica = Replica(module, user_module, job, seed=recipe.seed, equal=equal, working_set=working_set, scorer=scorer)
+    replica = Replica(
+        module,
+        user_module,
+        job,
+        seed=recipe.seed,
+        equal=equal,
+        working_set=working_set,
+        scorer=scorer,
+        clip=settings.clip,
+    )
     read = samples(module.input_shard)
     computer: Computer = replica
     if server.average_every is not None:
         optimizer = build_optimizer(
             module, recipe.optimizer.name, recipe.optimizer.options, decay_vectors=recipe.optimizer.decay_vectors
         )
-        computer = LocalSteps(replica, optimizer, server.average_every, read.portions)
+        factors = factors_of(recipe, steps_of(recipe, len(source)))
+        computer = LocalSteps(replica, optimizer, server.average_every, read.portions, factors)
     return Parts(
         module,
         computer,

@@ -70,6 +70,7 @@ class Replica:
         equal: micro-batches count alike, whatever their losses are means over.
         working_set: of `user_module`, where it has sparse tables.
         scorer: scores held-out data by a method of `user_module`.
+        clip: largest global norm of a task's gradient; None: any.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Replica:
         equal: bool = False,
         working_set: WorkingSet | None = None,
         scorer: Scorer | None = None,
+        clip: float | None = None,
     ) -> None:
+        self._clip = clip
         self.module = module
         self.job = job
         self._seed = seed
@@ -186,9 +189,10 @@ class Replica:
             self._order = self._order_of_use()
         if weight == 0:
             return Computed(math.nan, 0.0, {}, {})
+        norm = 0.0 if self._clip is None else float(self.module.clip_grad_norm_(self._clip))
         dense = {table: self._gradient(table) for table in self.dense}
         rows = self._row_gradients()
-        _check_finite(task, loss, {self.job.tables[table].name: value for table, value in dense.items()})
+        _check_finite(task, loss, norm, {self.job.tables[table].name: value for table, value in dense.items()})
         return Computed(loss, weight, dense, rows)
 
     def _wait(self, name: str) -> None:
@@ -265,13 +269,15 @@ def plain(batch: Mapping[str, Any] | tuple[Any, ...]) -> Batch:
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def _check_finite(task: int, loss: float, gradients: Mapping[str, Tensor]) -> None:
+def _check_finite(task: int, loss: float, norm: float, gradients: Mapping[str, Tensor]) -> None:
     if math.isfinite(loss):
         norms = torch._foreach_norm(list(gradients.values())) if gradients else []
-        bad = [name for name, norm in zip(gradients, norms, strict=True) if not math.isfinite(float(norm))]
-        if not bad:
+        bad = [name for name, one in zip(gradients, norms, strict=True) if not math.isfinite(float(one))]
+        if not bad and math.isfinite(norm):
             return
         what = f"the gradient of '{bad[0]}' in task {task} is NaN or infinite"
+        if not bad:
+            what = f"the gradient of task {task} is too large to be clipped: its norm is {norm}"
     else:
         what = f"the loss of task {task} is {loss}"
     raise NonFiniteError(
