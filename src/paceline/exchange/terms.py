@@ -19,11 +19,14 @@ class Terms:
         first_task: where it goes on, after a restart from a snapshot.
         servers: with how many it begins.
         workers: below how many it waits, and says so.
-        ahead: tasks that a worker may be dealt before it has done those it has; 1 under BSP and SSP.
+        ahead: tasks that a worker may be dealt before it has done those it has; under BSP and SSP 2: one that it
+            computes, and the next.
         evaluate_every: clocks between evaluations; 0: at the end only.
         snapshot_every: clocks between snapshots; 0: at the end only.
         lease_s: after how many seconds without a word a member is out.
         restored: number of the snapshot that servers begin with; 0 is what the job was made with.
+        outlived: whether what servers hold is there without them (hogwild's memory): when the last one is gone, the
+            job waits for another.
     """
 
     tasks: int
@@ -35,6 +38,7 @@ class Terms:
     snapshot_every: int = 0
     lease_s: float = 2.0
     restored: int = 0
+    outlived: bool = False
 
 
 @dataclass(frozen=True)

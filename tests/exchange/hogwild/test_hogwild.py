@@ -198,6 +198,27 @@ def test_a_worker_that_is_killed_lets_go(tmp_path: Path) -> None:
         assert (tables.rows["rows"][: 10 * turn + 10] == -1).all()
 
 
+def test_half_an_update_of_a_killed_worker_stays_and_its_task_is_done_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs.job("asp", "asp", rule=Rule("sgd", {"lr": 1.0}))
+    memory = _memory(tmp_path, job)
+    weight, rows, keys = torch.empty(10, 7), torch.empty(4, 3), torch.arange(4)
+    one, other = HogwildExchange(memory), HogwildExchange(Memory.attach(memory.path, job))
+    before = one.values(jobs.DENSE).clone()
+    one.pull_rows(jobs.ROWS, keys, rows, 0)
+    gradients = {jobs.DENSE: torch.ones(10, 7)}, {jobs.ROWS: Rows(keys, torch.ones(4, 3))}
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedRows, "_make", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception, match="killed"):  # with dense tables written, and no row
+            one.push([0], *gradients)
+    other.push([0], *gradients)
+    other.pull([jobs.DENSE], [weight], 0)
+    assert torch.equal(weight, before - 1 - 1)
+    other.pull_rows(jobs.ROWS, keys, after := torch.empty(4, 3), 0)
+    assert torch.equal(after, rows - 1)
+
+
 @pytest.mark.parametrize("kept", [0, 3])
 def test_rows_whose_maker_was_killed_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     """It was killed once rows were found by the index, and before they counted."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import ExchangeError
+from paceline.exchange.hogwild import keeper as hogwild_keeper
 from paceline.exchange.hogwild import memory as hogwild_memory
 from paceline.exchange.hogwild.exchange import HogwildExchange
 from paceline.exchange.hogwild.keeper import attach, keep
@@ -68,15 +69,29 @@ def _threads(count: int, work: Callable[[], None]) -> None:
         assert not thread.is_alive()
 
 
-def test_a_job_without_servers_is_dealt_done_and_written(tmp_path: Path) -> None:
-    with village(JOB, Terms(TASKS)) as place:
+def test_a_job_without_servers_is_dealt_done_and_written_though_its_keeper_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_: object) -> None:
+        raise ExchangeError("killed")
+
+    monkeypatch.setattr(hogwild_keeper, "_REPORT_S", 0.01)
+    with village(JOB, Terms(TASKS, outlived=True)) as place:
         write_initial(place.directory.snapshots, JOB, {"bias": torch.zeros(3)})
         keeper, failed = _kept(place)
         lost = place.member()
         while lost.next_task().order is not Order.TASK:
             pass
         lost.close()  # it was dealt something, and is gone
-        memory = attach(place.directory, place.member())
+        memory = attach(place.directory, (early := place.member()))
+        HogwildExchange(memory).push([early.next_task().number], {0: torch.ones(3)}, {})
+        with monkeypatch.context() as patch:
+            patch.setattr("paceline.exchange.hogwild.keeper._Figures.now", dies)
+            keeper.join(30)
+        assert [str(error) for error in failed] == ["killed"]
+        place.phase("waiting")
+        early.close()
+        keeper, failed = _kept(place)
         _threads(2, lambda: _work(HogwildExchange(memory), place.member(Role.WORKER)))
         place.phase("finished")
         keeper.join(30)
@@ -88,7 +103,7 @@ def test_a_job_without_servers_is_dealt_done_and_written(tmp_path: Path) -> None
         tables = read_tables(directory, JOB)
         assert torch.equal(tables.keys["rows"], torch.arange(10 * TASKS))
         assert (tables.rows["rows"] == -1).all()
-        assert (tables.dense["bias"] <= -1).all() and (tables.dense["bias"] >= -TASKS).all()
+        assert (tables.dense["bias"] <= -2).all() and (tables.dense["bias"] >= -TASKS - 1).all()
         again = begin(tmp_path / "again", JOB, directory, rows=1000)
         rows = torch.empty(10 * TASKS, 2)
         HogwildExchange(again).pull_rows(1, torch.arange(10 * TASKS), rows, 0)

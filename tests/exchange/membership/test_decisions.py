@@ -196,6 +196,22 @@ def test_a_snapshot_is_asked_of_new_tails_when_old_ones_are_gone(tmp_path: Path)
     assert desk.state.snapshots[-1].files == {0: "0.json", 1: "1.json"}
 
 
+def test_where_memory_outlives_its_keeper_the_job_waits_for_another(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, job(shards=1), Terms(9, lease_s=1e9, outlived=True))
+    first, worker = desk.join("s", "server"), desk.join("w")
+    desk.say(worker, "next")
+    desk.say(first, "close")
+    desk.say(worker, "done", 2, items=[["task", 0]])
+    desk.say(worker, "next", 3)
+    desk = desk.again()
+    assert not desk.state.failed and desk.coordinator.status()["state"] == "waiting"
+    worker = desk.join("w", id=2)
+    desk.say(worker, "next", 4)
+    desk.join("t", "server")
+    assert worker.answer(4)["deal"] == ["task", 1, False]
+    assert desk.state.view.chains == ((3,),)
+
+
 def test_a_snapshot_that_fails_is_made_later_and_those_before_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
     desk = Desk(tmp_path, job(shards=1), Terms(2, lease_s=1e9, snapshot_every=1))
     server, worker = desk.join("s", "server"), desk.join("w")

@@ -1,7 +1,8 @@
 """Hogwild (Niu, Recht, Re and Wright, 2011): the workers of one host update one piece of memory, without locks.
 
 There are no servers: each worker applies its own gradients, and updates of the same elements at the same moment may be
-lost. What is read may be half of one update and half of another; nothing is logged, so there is no replay.
+lost. What is read may be half of one update and half of another; nothing is logged, so there is no replay. Of a worker
+that is killed in the midst of an update, what it had written stays; whoever does its task then writes all of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who keeps Hogwild's memory for a job: `python -m paceline.exchange.hogwild.keeper DIRECTORY`, on the workers' host.
 
 To the coordinator it is the one server of the job, so that tasks are dealt, snapshots made and runs resumed as ever. It
-makes the memory, and writes it down when asked; what workers read and push does not pass through it.
+makes the memory, and writes it down when asked; what workers read and push does not pass through it. When it is killed
+the memory stays: workers end their tasks and wait for the next keeper, which finds it as they left it.
 """
 
 from __future__ import annotations

@@ -258,7 +258,8 @@ class Coordinator:
         if self._over:
             return
         servers = state.servers()
-        if not state.view.chains:
+        left = self._terms.outlived and state.view.servers.keys().isdisjoint(servers)
+        if left or not state.view.chains:
             ready = len(servers) >= self._terms.servers
             view = begun(state.view, servers, self._job) if ready else View(state.view.epoch + 1, servers)
             self._publish(view)

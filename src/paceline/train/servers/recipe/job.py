@@ -115,9 +115,11 @@ def terms_of(recipe: Recipe, steps: int) -> Terms:
         tasks=steps // every * pieces,
         servers=workers if server.deployment == "colocated" else server.servers,
         workers=max(1, server.minimum // groups) + (groups > 1),  # with the bridge, which is a member too
-        ahead=1 if waits else consistency.push_every + 3,
+        ahead=2 if waits else consistency.push_every + 4,  # one of them is looked for while another is computed
         evaluate_every=_clocks(settings.validation.every if settings.validation is not None else 0, every),
         snapshot_every=_clocks(recipe.checkpoint.every or 0, every),
+        lease_s=server.lease_s,
+        outlived=server.is_hogwild,
     )
 
 
@@ -131,7 +133,7 @@ def global_job(job: Job, groups: int) -> Job:
 def global_terms(server: ServerSection, terms: Terms, job: Job) -> Terms:
     """Return how the job over groups goes. terms, job: of a group."""
     meetings = -(-terms.tasks // (job.pieces * server.sync_every))
-    return Terms(tasks=meetings * server.groups, servers=server.servers, workers=server.groups)
+    return Terms(tasks=meetings * server.groups, servers=server.servers, workers=server.groups, lease_s=server.lease_s)
 
 
 def _clocks(steps: int, every: int) -> int:
