@@ -30,7 +30,8 @@ def factors_of(recipe: Recipe, steps: int) -> tuple[float, ...]:
     found = {lr: _factors(recipe, lr, steps) for lr in dict.fromkeys([recipe.optimizer.lr, *own])}
     factors = found[recipe.optimizer.lr]
     for lr, others in found.items():
-        if not all(math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) for one, other in zip(factors, others)):
+        pairs = zip(factors, others, strict=True)
+        if not all(math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) for one, other in pairs):
             raise RecipeError(
                 f"the schedule {schedule.name} says what the learning rate is, not how many times the given one, so "
                 f"tables with lr {lr:g} of their own would lose it: take linear or cosine."
