@@ -159,6 +159,7 @@ class Job:
         replication: servers that hold each shard, as far as there are as many.
         seed: of new rows.
         damp_stale: a gradient that is n updates old counts 1 / (1 + n); not under BSP.
+        notes_changes: shards note which rows are changed, for who carries changes to other servers.
         rates: by clock, how many times a rule's `lr` the learning rate of its tasks' updates is; the last one stays.
             None: `lr` itself. Numbers, so that all servers and replays have the same ones.
     """
@@ -169,6 +170,7 @@ class Job:
     replication: int = 1
     seed: int = 0
     damp_stale: bool = False
+    notes_changes: bool = False
     rates: tuple[float, ...] = ()
 
     def clock(self, task: int) -> int:

@@ -48,6 +48,12 @@ class Kind(IntEnum):
     """A shard for a replica in the making."""
     FIGURES = 12
     """Asks a server for its figures; answered by FIGURES with JSON in text."""
+    PING = 14
+    """Asks whether anybody hears; answered by PING."""
+    CHANGED = 13
+    """Asks the tails of shards which rows were changed, where the job has them noted. worker: whose own updates do not
+    count. numbers: (table, shard, position): after which position. Answered by PULLED, with the position of each shard
+    in the order of the numbers, and a tensor of keys ([n] int64) for each."""
 
 
 class Slice(NamedTuple):

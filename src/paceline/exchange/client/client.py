@@ -12,6 +12,7 @@ from torch import Tensor
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.client import errands
 from paceline.exchange.client.actions import ActionLog, LoggedDealer
+from paceline.exchange.client.changed import Changed, Changes
 from paceline.exchange.client.errands import Errands
 from paceline.exchange.client.fetch import Arriving, Fetch, Fetcher, in_order
 from paceline.exchange.client.figures import Figures
@@ -68,6 +69,10 @@ class ServerExchange:
         compression: what gradients go through; None: they go as they are.
         outstanding: pushes that may be unacknowledged when `push` returns. By default none where a table is
             synchronous, as the next read would wait for them; otherwise 2. Gradients are copied if there are any.
+        pushed: pushes that were made under this worker's id before: the next has the number after.
+
+    Attributes:
+        positions: of each shard that the last read asked.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class ServerExchange:
         directory: Directory | None = None,
         compression: Compressor | None = None,
         outstanding: int | None = None,
+        pushed: int = 0,
     ) -> None:
         self._job, self._member = charter.job, member
         self._closed = False
@@ -87,7 +93,8 @@ class ServerExchange:
         self._compression = compression
         self._cutter = Cutter(charter.job, self._routes, compression)
         self._reads = ReadPositions()
-        self._number = self._sequence = 0
+        self._number, self._sequence = 0, pushed
+        self.positions: Mapping[int, int] = {}
         self._outstanding: deque[Push] = deque()
         self._figures = Figures()
         logged = charter.log and directory is not None
@@ -147,6 +154,19 @@ class ServerExchange:
     def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arriving:
         """See `interface.Fetching`."""
         return in_order(lambda some, places: self.fetch(some, places, clock), tables, out)
+
+    def changed(self, tables: Sequence[int], since: Sequence[int]) -> Changed:
+        """Return rows that tasks of others have changed, and maybe some more; the job is one that notes changes.
+
+        Args:
+            tables: sparse ones.
+            since: of each shard the position after which; -1: all rows that there are.
+        """
+        self._check()
+        asked = Changes(self._member.id, tables, since)
+        self._errands.begin(asked)
+        self._errands.finish(asked, lambda: self._settle(0))
+        return asked.found
 
     def forget(self) -> None:
         """See `interface.Exchange`."""
@@ -220,6 +240,7 @@ class ServerExchange:
             self._fetcher.drain()
 
     def _taken(self, pull: Pull) -> None:
+        self.positions = pull.positions
         self._reads.read(pull.tables, pull.positions)
 
     def _settle(self, left: int) -> None:

@@ -22,7 +22,7 @@ from paceline.exchange.server.copies import copied
 from paceline.exchange.server.entry import pushed, received
 from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.server.pending import PendingPush
-from paceline.exchange.server.requests import NotYet, Read, Refused
+from paceline.exchange.server.requests import Changed, NotYet, Read, Refused
 from paceline.exchange.wire.frame import Connection, Frame, Meta
 
 _log = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ class Peer:
                 self._guarded(frame, self._pull)
             case Kind.PUSH:
                 self._guarded(frame, self._push)
+            case Kind.CHANGED:
+                self._guarded(frame, self._changed)
             case Kind.FORWARD:
                 self._hand_on(frame)
             case Kind.COPY:
@@ -98,6 +100,8 @@ class Peer:
             case Kind.HELLO:
                 said = json.loads(frame.text)
                 self.name = f"{said['role']} {said['id']}"
+            case Kind.PING:
+                self.connection.send(Frame(Kind.PING, request=frame.request))
             case Kind.FIGURES:
                 answer = Frame(Kind.FIGURES, request=frame.request, text=json.dumps(self._figures()))
                 self.connection.send(answer)
@@ -147,6 +151,14 @@ class Peer:
                 wanted = None if keys is None else keys[begin:end]
                 reads.append(Read(shard, payload.table, end - begin, wanted, None if out is None else out[begin:end]))
         return reads, values
+
+    def _changed(self, frame: Frame) -> Frame:
+        if len(frame.numbers) % 3:
+            raise ExchangeError(f"a question of {self.name} for changes cannot be understood.")
+        wanted = [Changed(*numbers) for numbers in frame.numbers.reshape(-1, 3).tolist()]
+        found = self._keeper.changed(frame.epoch, wanted, frame.worker)
+        positions = np.array([found.positions[one.shard] for one in wanted], dtype=np.int64)
+        return Frame(Kind.PULLED, request=frame.request, numbers=positions, tensors=found.values)
 
     def _push(self, frame: Frame) -> Frame | None:
         keeper = self._keeper

@@ -40,6 +40,14 @@ class Read(NamedTuple):
     out: Tensor | None
 
 
+class Changed(NamedTuple):
+    """Which rows of a table in a shard were changed after a position."""
+
+    table: int
+    shard: int
+    since: int
+
+
 class Found(NamedTuple):
     """What was read.
 

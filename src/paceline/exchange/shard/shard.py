@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from paceline.errors import ExchangeError
 from paceline.exchange.job import Job, SparseTable
 from paceline.exchange.layout import dense_ranges
+from paceline.exchange.shard.changes import Changes
 from paceline.exchange.shard.checks import Checks
 from paceline.exchange.shard.clocks import Clocks
 from paceline.exchange.shard.pieces import Step
 from paceline.exchange.shard.sequences import Sequences
 from paceline.exchange.table.dense import Dense
-from paceline.exchange.table.sparse import Sparse
+from paceline.exchange.table.sparse import KEYS, Sparse
 from paceline.exchange.updates import Applied, Part, Update
+
+_SEVERAL: Final = 0
+"""Workers are numbered from 1: nobody in particular."""
 
 
 class ShardState(NamedTuple):
@@ -50,6 +55,7 @@ class Shard:
                 self._sparse[index] = Sparse(table.width, dtype, table.rule, table.initializer, job.seed)
             elif index in counts:
                 self._dense[index] = Dense(counts[index], dtype, table.rule)
+        self._changes = {index: Changes() for index in self._sparse} if job.notes_changes else {}
         self._has_steps = any(job.is_synchronous(index) for index in self.tables)
         self._checks = Checks(job, number, self.tables, counts)
 
@@ -94,6 +100,22 @@ class Shard:
     def read_rows(self, table: int, keys: Tensor, out: Tensor) -> None:
         """Write rows into `out` ([n, width]); those that nobody has updated yet have their initial values."""
         self._sparse[table].read(keys, out)
+
+    def changed(self, table: int, since: int, other_than: int) -> Tensor:
+        """Return rows that tasks have changed after a position, and maybe others: [n] int64, each once.
+
+        Args:
+            table: a sparse one, of a job that notes changes.
+            since: the position; -1: all rows that there are.
+            other_than: a worker whose own updates are left out.
+
+        Raises:
+            ExchangeError: nothing is noted of this table.
+        """
+        if table not in self._changes:
+            raise ExchangeError(f"shard {self.number} notes no changes of table {table}; see `Job.notes_changes`.")
+        found = self._changes[table].since(since, other_than)
+        return self._sparse[table].state()[KEYS] if found is None else found
 
     def check(self, update: Update) -> None:
         """Check an update before anything changes; what was applied before passes.
@@ -158,6 +180,7 @@ class Shard:
         tensors, meta = state
         made = cls(job, number)
         made._position = meta["position"]
+        made._changes = {index: Changes(made._position) for index in made._changes}
         made._clocks = Clocks.of(job, meta["clocks"])
         made._sequences = Sequences.of(meta["sequences"])
         for clock, step in meta["steps"].items():
@@ -186,9 +209,9 @@ class Shard:
             if self.job.is_synchronous(part.table):
                 pieces.append(part)
             elif self.job.damp_stale and staleness:
-                self._update(part._replace(values=part.values / (1 + staleness)), clock)
+                self._update(part._replace(values=part.values / (1 + staleness)), clock, update.worker)
             else:
-                self._update(part, clock)
+                self._update(part, clock, update.worker)
         if self._has_steps:
             if clock not in self._steps:
                 self._steps[clock] = Step(clock * self.job.pieces)
@@ -198,15 +221,17 @@ class Shard:
             if done >= self._clocks.completed:
                 break
             for part in self._steps.pop(done).means():
-                self._update(part, done)
+                self._update(part, done, _SEVERAL)
 
-    def _update(self, part: Part, clock: int) -> None:
+    def _update(self, part: Part, clock: int, worker: int) -> None:
         table, keys, values = part
         factor = self.job.rate(clock)
         if keys is None:
             self._dense[table].update(values, factor)
         else:
             self._sparse[table].update(keys, values, factor)
+            if table in self._changes:
+                self._changes[table].note(self._position, worker, keys.clone(), len(self._sparse[table]))
 
     def _add(self, parts: tuple[Part, ...]) -> None:
         for table, keys, values in parts:

@@ -120,8 +120,14 @@ def write_shard(snapshots: Path, job: Job, taken: Taken) -> str:
     return path.name
 
 
-def load_shard(directory: Path, job: Job, number: int) -> Shard:
-    """Return a shard as it is in the snapshot in `directory`; workers begin anew, tasks that it has count once.
+def load_shard(directory: Path, job: Job, number: int, *, anew: bool = True) -> Shard:
+    """Return a shard as it is in the snapshot in `directory`; tasks that it has count once.
+
+    Args:
+        directory: of the snapshot.
+        job: what is kept.
+        number: of the shard.
+        anew: workers begin anew; else what they pushed counts once, too.
 
     Raises:
         ExchangeError: the snapshot is not whole, damaged, or of another job.
@@ -145,7 +151,8 @@ def load_shard(directory: Path, job: Job, number: int) -> Shard:
     for later in rows[1:]:
         _merge(shard, later.read(directory))
     shard.clear_touched()
-    shard.forget_workers()
+    if anew:
+        shard.forget_workers()
     return shard
 
 
