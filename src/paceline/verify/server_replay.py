@@ -21,6 +21,7 @@ from paceline.train.rundir import RunDirectory
 from paceline.train.servers.rundir import exchange_of, work_of
 from paceline.train.servers.worker.compressing import NONE, compressor_of, settled
 from paceline.train.servers.worker.parts import build_parts
+from paceline.train.servers.worker.reading import ReadAhead
 from paceline.train.servers.worker.records import threads_of
 from paceline.train.servers.worker.worker import Worker
 
@@ -91,7 +92,7 @@ def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
     if recipe.mesh.size > 1:  # of each worker, whose ranks are all here now
         recipe = recipe.model_copy(update={"launch": "inprocess"})
     assert recipe.server is not None
-    compression = settled(recipe.server.compression, directory)
+    compression, ahead = settled(recipe.server.compression, directory), recipe.server.ahead
 
     def work(worker: int, exchange: Exchange, dealer: Dealer) -> None:
         torch.set_num_threads(threads_of(work_of(run, worker)))
@@ -103,6 +104,7 @@ def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
             parts.portions,
             validation=parts.validation,
             ahead=charter.terms.ahead,
+            read_ahead=ReadAhead(ahead),
         ).run()
 
     def compressor() -> Compressor:

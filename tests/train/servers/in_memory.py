@@ -139,8 +139,8 @@ class Dealing:
 
     def next_task(self) -> Deal:
         with self._lock:
-            if self._evaluate and not self._dealt and (not self._left or self._left[0] >= self._evaluate[0]):
-                return Deal(Order.EVALUATE, self._evaluate.pop(0))
+            if self._evaluate and (not self._left or self._left[0] >= self._evaluate[0]):
+                return Deal(Order.WAIT) if self._dealt else Deal(Order.EVALUATE, self._evaluate.pop(0))
             if self._left:
                 task = self._left.pop(0)
                 self._dealt.add(task)

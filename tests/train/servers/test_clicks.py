@@ -12,7 +12,8 @@ from paceline.train.recipe import load_recipe
 from paceline.train.run import train
 from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
 from paceline.train.servers.worker.parts import build_parts, named_parameters, open_sources
-from paceline.train.servers.worker.worker import Listener, Worker
+from paceline.train.servers.worker.reports import Listener
+from paceline.train.servers.worker.worker import Worker
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "recipes/ctr.yaml"

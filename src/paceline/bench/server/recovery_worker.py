@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor
 from paceline.errors import PacelineError
 from paceline.exchange.client.client import ServerExchange
 from paceline.exchange.directory import Directory
-from paceline.exchange.interface import Arrivals
+from paceline.exchange.interface import NO_ROWS, Arrivals, RowsWanted
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.membership import Member, Role
 from paceline.train.data import MicroBatch
-from paceline.train.servers.worker.replica import Computed, Evaluated
-from paceline.train.servers.worker.worker import Listener, TaskReport, Worker
+from paceline.train.servers.worker.computer import Computed, Evaluated, Prepared
+from paceline.train.servers.worker.reports import Listener, TaskReport
+from paceline.train.servers.worker.worker import Worker
 
 
 class Idle:
@@ -41,9 +42,13 @@ class Idle:
         """See `worker.Computer`."""
         return None
 
-    def take(self, portions: Sequence[MicroBatch]) -> Mapping[int, tuple[Tensor, Tensor]]:
+    def prepare(self, portions: Sequence[MicroBatch]) -> Prepared:
         """See `worker.Computer`."""
-        return {}
+        return Prepared(portions, None, {})
+
+    def take(self, prepared: Prepared) -> RowsWanted:
+        """See `worker.Computer`."""
+        return NO_ROWS
 
     def arrived(self, tables: Sequence[int]) -> None:
         """See `worker.Computer`."""
@@ -53,9 +58,7 @@ class Idle:
         time.sleep(self._task_s)
         return Computed(0.0, 1.0, self._gradients, {})
 
-    def evaluate(
-        self, batches: Iterable[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
-    ) -> Evaluated:
+    def evaluate(self, batches: Iterable[MicroBatch], read: Callable[[RowsWanted], None]) -> Evaluated:
         """See `worker.Computer`."""
         return Evaluated(0.0, 1.0, {})
 

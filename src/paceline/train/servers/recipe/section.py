@@ -137,6 +137,8 @@ class ServerSection(Section):
         tables: parameters that are sparse tables.
         average_every: local steps by each worker's own optimizer, after which servers average what they led to.
         damp_stale: a gradient that is n updates old counts 1 / (1 + n).
+        ahead: what of the next task is read while one is computed: its samples, also rows of tables that may be a clock
+            old, or also dense parameters that may be.
         compression: what gradients are sent as: `none`, `auto`, or a codec.
         transport, streams, bind, store: see `exchange.terms.Charter`.
         log: whether what was applied is logged, for a replay.
@@ -160,6 +162,7 @@ class ServerSection(Section):
     tables: Annotated[dict[str, TableSection], BeforeValidator(_tables)] = Field(default_factory=dict)
     average_every: Count | None = None
     damp_stale: Flag = False
+    ahead: Literal["samples", "rows", "parameters"] = "rows"
     compression: CompressionText = "none"
     transport: Literal["auto", "shared", "unix", "tcp"] = "auto"
     streams: Count = 1

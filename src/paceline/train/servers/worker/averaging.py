@@ -8,15 +8,16 @@ optimizer's state stays with the worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.exchange.interface import Arrivals
+from paceline.exchange.interface import NO_ROWS, Arrivals, RowsWanted
 from paceline.exchange.job import Mode
 from paceline.train.data import MicroBatch
-from paceline.train.servers.worker.replica import Computed, Evaluated, Replica
+from paceline.train.servers.worker.computer import Computed, Evaluated, Prepared
+from paceline.train.servers.worker.replica import Replica
 
 
 class LocalSteps:
@@ -72,9 +73,13 @@ class LocalSteps:
     def order(self) -> None:
         """See `worker.Computer`."""
 
-    def take(self, portions: Sequence[MicroBatch]) -> Mapping[int, tuple[Tensor, Tensor]]:
+    def prepare(self, portions: Sequence[MicroBatch]) -> Prepared:
         """Do nothing: the samples are read step by step."""
-        return {}
+        return Prepared(portions, None, {})
+
+    def take(self, prepared: Prepared) -> RowsWanted:
+        """See `worker.Computer`."""
+        return NO_ROWS
 
     def arrived(self, tables: Sequence[int]) -> None:
         """See `worker.Computer`."""
@@ -87,7 +92,7 @@ class LocalSteps:
         losses: list[tuple[float, float]] = []
         for step in range(clock * self._every, (clock + 1) * self._every):
             number = step * self._pieces + piece
-            self._replica.take(self._portions(number))
+            self._replica.take(self._replica.prepare(self._portions(number)))
             loss, weight, _, _ = self._replica.compute(number)
             if weight:
                 losses.append((loss, weight))
@@ -107,10 +112,6 @@ class LocalSteps:
             for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self._factors[step]
 
-    def evaluate(
-        self,
-        batches: Iterable[MicroBatch],
-        read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None],
-    ) -> Evaluated:
+    def evaluate(self, batches: Iterable[MicroBatch], read: Callable[[RowsWanted], None]) -> Evaluated:
         """See `worker.Computer`."""
         return self._replica.evaluate(batches, read)

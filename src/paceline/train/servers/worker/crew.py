@@ -6,17 +6,16 @@ Between them are the collectives of the placed program; what was read from serve
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.exchange.interface import Arrivals
+from paceline.exchange.interface import Arrivals, RowsWanted
 from paceline.train.data import MicroBatch
-from paceline.train.servers.worker.replica import Computed, Evaluated
-from paceline.train.servers.worker.worker import Computer
+from paceline.train.servers.worker.computer import Computed, Computer, Evaluated, Prepared
 
 
 class _Word(IntEnum):
@@ -63,9 +62,13 @@ class Leader:
     def order(self) -> None:
         """See `worker.Computer`."""
 
-    def take(self, portions: Sequence[MicroBatch]) -> Mapping[int, tuple[Tensor, Tensor]]:
+    def prepare(self, portions: Sequence[MicroBatch]) -> Prepared:
         """See `worker.Computer`."""
-        return self._computer.take(portions)
+        return self._computer.prepare(portions)
+
+    def take(self, prepared: Prepared) -> RowsWanted:
+        """See `worker.Computer`."""
+        return self._computer.take(prepared)
 
     def arrived(self, tables: Sequence[int]) -> None:
         """Hand on what was read."""
@@ -78,9 +81,7 @@ class Leader:
         _say(_Word.COMPUTE, task)
         return self._computer.compute(task)
 
-    def evaluate(
-        self, batches: Iterable[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
-    ) -> Evaluated:
+    def evaluate(self, batches: Iterable[MicroBatch], read: Callable[[RowsWanted], None]) -> Evaluated:
         """See `worker.Computer`."""
         _say(_Word.EVALUATE)
         return self._computer.evaluate(batches, read)
@@ -110,7 +111,7 @@ def follow(
             case _Word.READ:
                 _hand_on(computer)
             case _Word.COMPUTE:
-                computer.take(portions(number))
+                computer.take(computer.prepare(portions(number)))
                 computer.compute(number)
             case _Word.EVALUATE:
                 computer.evaluate(validation(), _nothing)
@@ -136,5 +137,5 @@ def _hand_on(computer: Computer) -> None:
     computer.arrived(computer.dense)
 
 
-def _nothing(rows: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+def _nothing(rows: RowsWanted) -> None:
     """A follower reads nothing itself."""

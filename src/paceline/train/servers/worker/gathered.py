@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from paceline.exchange.interface import Deal, Rows
-from paceline.train.servers.worker.replica import Computed
+from paceline.train.servers.worker.computer import Computed
 
 
 class Gathered:
-    """Adds up gradients, each by its weight; rows of a key in the order in which they came."""
+    """Adds up gradients, each of the mean loss of its task; rows of a key in the order in which they came."""
 
     def __init__(self) -> None:
         self.deals: list[Deal] = []
@@ -27,25 +27,24 @@ class Gathered:
         self._weight += computed.weight
         for table, gradient in computed.dense.items():
             if table in self._dense:
-                self._dense[table].add_(gradient, alpha=computed.weight)
+                self._dense[table].add_(gradient)
             else:
-                self._dense[table] = gradient * computed.weight
+                self._dense[table] = gradient.clone()
         for table, (keys, values) in computed.rows.items():
-            self._rows.setdefault(table, []).append(Rows(keys, values * computed.weight))
+            self._rows.setdefault(table, []).append(Rows(keys, values.clone()))
 
-    def mean(self) -> tuple[list[int], dict[int, Tensor], dict[int, Rows], float]:
-        """Return the tasks, the gradient of their mean loss, and its weight. To be called once."""
+    def total(self) -> tuple[list[int], dict[int, Tensor], dict[int, Rows], float]:
+        """Return the tasks, the sum of their gradients, and what those are means over, in all. To be called once."""
         tasks = [deal.number for deal in self.deals]
-        if not self._weight:
-            return tasks, {}, {}, 0.0
-        dense = {table: total.div_(self._weight) for table, total in self._dense.items()}
-        return tasks, dense, {table: self._joined(found) for table, found in self._rows.items()}, self._weight
+        rows = {table: _joined(found) for table, found in self._rows.items()}
+        return tasks, self._dense, rows, self._weight
 
-    def _joined(self, found: list[Rows]) -> Rows:
-        keys, places = torch.unique(torch.cat([rows.keys for rows in found]), return_inverse=True)
-        total = torch.zeros(len(keys), found[0].values.shape[1], dtype=found[0].values.dtype)
-        begun = 0
-        for rows in found:  # each key once in each, so that every sum has the order of tasks
-            total[places[begun : begun + len(rows.keys)]] += rows.values
-            begun += len(rows.keys)
-        return Rows(keys, total.div_(self._weight))
+
+def _joined(found: list[Rows]) -> Rows:
+    keys, places = torch.unique(torch.cat([rows.keys for rows in found]), return_inverse=True)
+    total = torch.zeros(len(keys), found[0].values.shape[1], dtype=found[0].values.dtype)
+    begun = 0
+    for rows in found:  # each key once in each, so that every sum has the order of tasks
+        total[places[begun : begun + len(rows.keys)]] += rows.values
+        begun += len(rows.keys)
+    return Rows(keys, total)

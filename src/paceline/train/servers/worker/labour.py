@@ -25,10 +25,13 @@ from paceline.exchange.terms import Charter
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.rundir import buffers_of, exchange_of, work_of
+from paceline.train.servers.worker.ahead import InThread
 from paceline.train.servers.worker.compressing import choice, compressor_of, settled
 from paceline.train.servers.worker.parts import Parts
+from paceline.train.servers.worker.reading import ReadAhead
 from paceline.train.servers.worker.records import RecordFile
-from paceline.train.servers.worker.worker import EvaluationReport, TaskReport, Worker
+from paceline.train.servers.worker.reports import EvaluationReport, TaskReport
+from paceline.train.servers.worker.worker import Worker
 
 _PATIENCE_S: Final = 10.0
 """What a worker that is told to leave has for the task in progress."""
@@ -95,11 +98,8 @@ class Reporter(RecordFile):
 
     def on_evaluation(self, report: EvaluationReport) -> None:
         """Write a line, and the module's buffers, which servers do not keep."""
-        module = self._parts.module
-        names = {shard.name for shard in module.shards() if not shard.is_parameter}
-        if names:
-            state = module.full_state_dict()
-            held = {name: state[name].contiguous() for name, first in module.state_names.items() if first in names}
+        held = self._parts.state_of_buffers()
+        if held:
             draft = self._buffers.with_suffix(f".{os.getpid()}")
             save_file(held, draft)
             draft.replace(self._buffers)
@@ -167,6 +167,8 @@ def _work_as(
             parts.portions,
             validation=parts.validation,
             ahead=charter.terms.ahead,
+            read_ahead=ReadAhead(recipe.server.ahead),
+            aside=InThread(),
             listener=reporter,
             stopping=lambda: leaving.asked,
         ).run()

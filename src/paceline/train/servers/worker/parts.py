@@ -21,9 +21,9 @@ from paceline.train.recipe import Recipe
 from paceline.train.servers.recipe.job import groups_of, steps_of
 from paceline.train.servers.recipe.rates import factors_of
 from paceline.train.servers.worker.averaging import LocalSteps
+from paceline.train.servers.worker.computer import Computer
 from paceline.train.servers.worker.replica import Replica, plain
 from paceline.train.servers.worker.samples import TaskSamples
-from paceline.train.servers.worker.worker import Computer
 from paceline.train.servers.worker.working_set import WorkingSet
 
 
@@ -36,12 +36,21 @@ class Parts:
         computer: computes gradients with it.
         portions: returns the samples of a task.
         validation: returns held-out data, batch by batch.
+        buffers: names of the module's buffers that its state has; servers do not keep them.
     """
 
     module: ParallelModule
     computer: Computer
     portions: Callable[[int], Sequence[MicroBatch]]
     validation: Callable[[], Iterable[MicroBatch]]
+    buffers: frozenset[str] = frozenset()
+
+    def state_of_buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers, whole; a collective."""
+        if not self.buffers:
+            return {}
+        state = self.module.full_state_dict()
+        return {name: tensor.contiguous() for name, tensor in state.items() if name in self.buffers}
 
 
 def open_sources(recipe: Recipe) -> tuple[Source, Source | None]:
@@ -86,6 +95,7 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         )
 
     user_module = build_module(recipe).to(device)
+    buffers = {name for name, _ in user_module.named_buffers(remove_duplicate=False)} & user_module.state_dict().keys()
     example = samples((0, 1)).example()
     working_set = None
     if server.tables:
@@ -127,6 +137,7 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         computer,
         read.portions if computer is replica else _nothing,
         _validation(recipe, module, held_out),
+        frozenset(buffers),
     )
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import torch
 
-from paceline.train.servers.worker.worker import EvaluationReport, Listener, TaskReport
+from paceline.train.servers.worker.reports import EvaluationReport, Listener, TaskReport
 
 
 class RecordFile(Listener):

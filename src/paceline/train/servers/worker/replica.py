@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import NonFiniteError
-from paceline.exchange.interface import Arrivals, Rows
+from paceline.exchange.interface import NO_ROWS, Arrivals, Rows, RowsWanted
 from paceline.exchange.job import DenseTable, Job
 from paceline.runtime.arrivals import order_of_use
 from paceline.runtime.interface import ParallelModule
@@ -23,40 +23,11 @@ from paceline.runtime.state import Shard
 from paceline.train.classification import Scorer
 from paceline.train.data import Batch, MicroBatch
 from paceline.train.loop import derived_seed
+from paceline.train.servers.worker.computer import Computed, Evaluated, Prepared
 from paceline.train.servers.worker.working_set import Taken, WorkingSet
 
 _WORTH_OVERLAPPING_BYTES: Final = 4 << 20
 """Below this much of dense parameters a thread for them costs more than it hides."""
-
-
-class Computed(NamedTuple):
-    """What became of a task.
-
-    Attributes:
-        loss: mean over its samples; NaN where nothing counts.
-        weight: what that is a mean over.
-        dense: gradients by table; valid until the next task.
-        rows: gradients of rows by table; likewise.
-    """
-
-    loss: float
-    weight: float
-    dense: Mapping[int, Tensor]
-    rows: Mapping[int, Rows]
-
-
-class Evaluated(NamedTuple):
-    """What held-out data said.
-
-    Attributes:
-        loss: mean over it; NaN where nothing counts.
-        weight: what that is a mean over.
-        metrics: further figures by name, such as `auc`.
-    """
-
-    loss: float
-    weight: float
-    metrics: Mapping[str, float]
 
 
 class Replica:
@@ -133,20 +104,22 @@ class Replica:
         """Where dense tables are read into, in the order of `dense`."""
         return [self._rooms[table] for table in self.dense]
 
-    def take(self, portions: Sequence[MicroBatch]) -> dict[int, tuple[Tensor, Tensor]]:
-        """Begin with a task; return keys ([n]) and room ([n, width]) of the rows that it needs, by table."""
-        self._portions, self._taken = portions, None
+    def prepare(self, portions: Sequence[MicroBatch]) -> Prepared:
+        """Make the samples of a task ready; any thread may, while another task is computed."""
         if self._working_set is None or not portions:
-            return {}
+            return Prepared(portions, None, {})
         (portion,) = portions
-        self._taken = self._working_set.take(portion.batch)
-        self._portions = [replace(portion, batch=plain(self._taken.batch))]
-        return self._rows_of(self._taken)
+        taken = self._working_set.take(portion.batch)
+        keys = {self._number[name]: some for name, some in taken.keys.items()}
+        return Prepared([replace(portion, batch=plain(taken.batch))], taken, keys)
 
-    def _rows_of(self, taken: Taken) -> dict[int, tuple[Tensor, Tensor]]:
-        assert self._working_set is not None
-        rooms = {name: self._working_set.room(taken, name) for name in taken.keys}
-        return {self._number[name]: (keys, rooms[name]) for name, keys in taken.keys.items()}
+    def take(self, prepared: Prepared) -> RowsWanted:
+        """Begin with a task; return keys ([n]) and room ([n, width]) of the rows that it needs, by table."""
+        self._portions, self._taken, _ = prepared
+        if self._working_set is None or self._taken is None:
+            return NO_ROWS
+        room, names = self._working_set.room, self.job.tables
+        return {table: (keys, room(self._taken, names[table].name)) for table, keys in prepared.keys.items()}
 
     def order(self) -> list[int] | None:
         """Return dense tables in the order in which the forward pass reads them, once that is known."""
@@ -238,9 +211,7 @@ class Replica:
         return {self._number[name]: rows for name, rows in found.items()}
 
     @torch.no_grad()
-    def evaluate(
-        self, batches: Iterable[MicroBatch], read: Callable[[Mapping[int, tuple[Tensor, Tensor]]], None]
-    ) -> Evaluated:
+    def evaluate(self, batches: Iterable[MicroBatch], read: Callable[[RowsWanted], None]) -> Evaluated:
         """Look at batches in eval mode.
 
         Args:
@@ -251,7 +222,7 @@ class Replica:
         loss, total = 0.0, 0.0
         try:
             for batch in batches:
-                read(self.take([batch]))
+                read(self.take(self.prepare([batch])))
                 self.arrived(self.sparse if self._working_set is not None else ())
                 value, weight = self.module.mean_loss(self._portions, equal=self._equal)
                 if weight:
