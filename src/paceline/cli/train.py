@@ -94,7 +94,13 @@ def train(
     if world is None and loaded.mesh.size > 1 and not inprocess:
         from paceline.runtime.job.launch import launch as launch_ranks
 
-        launch_ranks("paceline.cli.train:train_rank", arguments, loaded.mesh.size, log_dir=run_dir / "logs")
+        launch_ranks(
+            "paceline.cli.train:train_rank",
+            arguments,
+            loaded.mesh.size,
+            loaded=["paceline.train.run"],
+            log_dir=run_dir / "logs",
+        )
     else:
         train_rank(arguments)
 

@@ -19,6 +19,7 @@ from paceline.errors import DataError, LaunchError, NonFiniteError, PacelineErro
 from paceline.runtime.job.launch import launch
 
 JOBS = "tests.runtime.job.rank_jobs"
+TORCH = ["paceline.runtime.job.rendezvous"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,39 +48,40 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("by_file", [False, True], ids=["port", "file"])
-def test_ranks_meet(tmp_path: Path, by_file: bool):
+def test_ranks_meet_at_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     logs = tmp_path / "logs"
-    launch(f"{JOBS}:report", str(tmp_path), 3, log_dir=logs, rendezvous=tmp_path / "meet" if by_file else None)
-    for rank in range(3):
-        assert facts(tmp_path, rank)["world"] == [rank, 3, rank, 3, "PACELINE"]
-        assert facts(tmp_path, rank)["sum"] == 3
-        assert 1 <= int(facts(tmp_path, rank)["threads"]) <= max(1, (os.cpu_count() or 1) // 3)
+    launch(f"{JOBS}:report", str(tmp_path), 3, loaded=TORCH, log_dir=logs, rendezvous=tmp_path / "meet")
+    assert_met(tmp_path, 3)
     assert "rank 1 prints" in (logs / "rank-1.log").read_text()
+    assert capfd.readouterr().out == "rank 0 prints\n"  # only rank 0 has the terminal
 
 
-def test_rank_0_has_the_terminal_and_others_have_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    launch(f"{JOBS}:report", str(tmp_path), 2, log_dir=tmp_path)
-    assert capfd.readouterr().out == "rank 0 prints\n"
-
-
-def test_two_jobs_at_once(tmp_path: Path):
+def test_two_jobs_at_once_meet_at_ports_of_their_own(tmp_path: Path):
     def job(name: str) -> None:
         (tmp_path / name).mkdir()
-        launch(f"{JOBS}:report", str(tmp_path / name), 2)
+        launch(f"{JOBS}:report", str(tmp_path / name), 2, loaded=TORCH)
 
     threads = [threading.Thread(target=job, args=(name,)) for name in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert facts(tmp_path / "a", 1)["sum"] == facts(tmp_path / "b", 1)["sum"] == 1
+    for name in "ab":
+        assert_met(tmp_path / name, 2)
     assert facts(tmp_path / "a", 0)["port"] != facts(tmp_path / "b", 0)["port"]
+
+
+def assert_met(directory: Path, size: int) -> None:
+    for rank in range(size):
+        told = facts(directory, rank)
+        assert told["world"] == [rank, size, rank, size, "PACELINE"]
+        assert told["sum"] == sum(range(size))
+        assert 1 <= int(told["threads"]) <= max(1, (os.cpu_count() or 1) // size)
 
 
 def test_an_exception_ends_the_job_with_its_traceback(tmp_path: Path):
     with pytest.raises(RankFailed) as failure:
-        launch(f"{JOBS}:fail_in_a_collective", "", 3, log_dir=tmp_path)
+        launch(f"{JOBS}:fail_in_a_collective", "", 3, loaded=TORCH, log_dir=tmp_path)
     message = str(failure.value)
     assert message.startswith("rank 1 of 3 failed:\nTraceback")
     assert 'raise ValueError("the cause")' in message
@@ -95,8 +97,9 @@ def test_an_exception_ends_the_job_with_its_traceback(tmp_path: Path):
     ],
 )
 def test_our_own_errors_come_back_as_they_are(job: str, kind: type[PacelineError], message: str, code: int):
+    loaded = TORCH if "collective" in job else []
     with pytest.raises(kind) as failure:
-        launch(f"{JOBS}:{job}", "ours", 2)
+        launch(f"{JOBS}:{job}", "ours", 2, loaded=loaded)
     assert str(failure.value) == message
     assert failure.value.exit_code == code
 
@@ -124,12 +127,12 @@ def test_a_death_among_exchanges_is_told_rather_than_what_the_others_saw(tmp_pat
     if backend == "shm" and shm.unavailable() is not None:
         pytest.skip(f"no shared memory: {shm.unavailable()}")
     with pytest.raises(RankFailed, match=f"^rank 1 of 3 was ended by {name}"):
-        launch(f"{JOBS}:die_in_a_collective", [backend, name], 3, log_dir=tmp_path)
+        launch(f"{JOBS}:die_in_a_collective", [backend, name], 3, loaded=TORCH, log_dir=tmp_path)
 
 
 def test_a_rank_that_never_arrives_is_named(tmp_path: Path):
     with pytest.raises(LaunchError, match=r"rank 2 of 3 never arrived within 1 s \(arrived: 0, 1\).*rank-2.log"):
-        launch(f"{JOBS}:one_stays_away", "", 3, log_dir=tmp_path)
+        launch(f"{JOBS}:one_stays_away", "", 3, loaded=TORCH, log_dir=tmp_path)
 
 
 def test_a_job_that_takes_too_long_says_where_it_was(tmp_path: Path):
@@ -147,6 +150,22 @@ def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch):
             launch(f"{JOBS}:report", "", 2)
 
 
+@pytest.mark.parametrize(
+    ("module", "is_there"),
+    [("tests.runtime.job.quiet", sys.platform == "linux"), ("tests.runtime.job.threaded", False)],
+)
+def test_what_is_loaded_once_is_there_unless_a_fork_is_not_safe(tmp_path: Path, module: str, is_there: bool):
+    launch(f"{JOBS}:tell_loaded", [str(tmp_path), module], 2, loaded=[module])
+    assert [facts(tmp_path, rank) for rank in range(2)] == [is_there] * 2
+
+
+def test_what_cannot_be_loaded_is_told_by_the_ranks_that_need_it(tmp_path: Path):
+    launch(f"{JOBS}:tell_loaded", [str(tmp_path), "json"], 2, loaded=["no_such_module"])
+    assert facts(tmp_path, 1)
+    with pytest.raises(RankFailed, match=r"rank . of 2 failed(.|\n)*No module named 'tests.no_such_jobs'"):
+        launch("tests.no_such_jobs:work", "", 2)
+
+
 def test_no_ranks_are_refused():
     with pytest.raises(LaunchError, match="at least 1"):
         launch(f"{JOBS}:report", "", 0)
@@ -156,10 +175,11 @@ class Job:
     """A launcher in a process of its own, to be sent signals."""
 
     def __init__(self, directory: Path, job: str) -> None:
+        loaded = TORCH if "collective" in job else []
         code = f"""if True:
             from pathlib import Path
             from paceline.runtime.job.launch import launch
-            launch("{JOBS}:{job}", {str(directory)!r}, 2, rendezvous=Path({str(directory / "meet")!r}))
+            launch("{JOBS}:{job}", {str(directory)!r}, 2, loaded={loaded}, rendezvous=Path({str(directory / "meet")!r}))
         """
         self.process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stderr=subprocess.DEVNULL)
         files = [directory / f"{rank}.pids" for rank in range(2)]

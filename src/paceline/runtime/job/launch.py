@@ -1,8 +1,8 @@
 """Starts the ranks of a job on this host and sees all of them to their end.
 
-One process per rank, each in a session of its own, and a store kept here where they meet: no port is raced for, and no
-rank's death takes the store away. Whatever ends the job (a rank's error, a signal to us, even our own death by SIGKILL)
-ends every process of it. Knows nothing of what ranks compute.
+One process per rank, each in a session of its own, forked from one that has loaded what they need; and a store kept
+here where they meet: no port is raced for, and no rank's death takes the store away. Whatever ends the job (a rank's
+error, a signal to us, even our own death by SIGKILL) ends every process of it. Knows nothing of what ranks compute.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import LaunchError, PacelineError, RankFailed
 from paceline.runtime.job.failures import Failure, first_cause, read_failures
 from paceline.runtime.job.meeting import meeting
+from paceline.runtime.job.processes import End, Processes
 from paceline.runtime.job.roles import role_of
 from paceline.runtime.job.signals import NotedSignals
 from paceline.runtime.job.worker import ARGUMENTS_FILE, DUMP_STACKS, LAUNCHER_PID, log_path
@@ -41,6 +41,7 @@ def launch(
     arguments: Json,
     ranks: int,
     *,
+    loaded: Sequence[str] = (),
     log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
     rendezvous: Path | None = None,
@@ -57,6 +58,7 @@ def launch(
         entry: `package.module:function`, importable by what is on `sys.path` here.
         arguments: what the function is given: anything JSON can hold.
         ranks: number of processes.
+        loaded: modules beside that of `entry` that ranks need; to be loaded once, before there are ranks.
         log_dir: where logs go; made if needed, and appended to. By default they are dropped at the end.
         environment: variables for the ranks beside those of this process.
         rendezvous: meet at this file rather than at a port.
@@ -78,7 +80,8 @@ def launch(
         job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
         logs = (log_dir or job).resolve()
         logs.mkdir(parents=True, exist_ok=True)
-        (job / ARGUMENTS_FILE).write_text(json.dumps({"path": sys.path, "arguments": arguments}), encoding="utf-8")
+        given = {"path": sys.path, "loaded": [*loaded], "arguments": arguments}
+        (job / ARGUMENTS_FILE).write_text(json.dumps(given), encoding="utf-8")
         place = meeting(rendezvous, port, variables)
         stack.callback(place.close)
         variables |= {
@@ -93,52 +96,40 @@ def launch(
             LAUNCHER_PID: str(os.getpid()),
         }
         signals = stack.enter_context(NotedSignals())
-        running = stack.enter_context(_Ranks(ranks, job, logs, log_dir is not None))
-        running.start(entry, variables)
+        log_starts = [_length(log_path(logs, rank)) for rank in range(ranks)]
+        processes = Processes(entry, ranks, variables)
+        running = stack.enter_context(_Ranks(processes, job, logs, log_starts, log_dir is not None))
         place.serve()
         running.wait(signals, timeout_s, stop_s)
 
 
 class _Ranks:
-    """The processes of a job. Leaving the context ends whatever is left of them."""
+    """The ranks of a job. Leaving the context ends whatever is left of them."""
 
-    def __init__(self, size: int, job: Path, logs: Path, logs_are_kept: bool) -> None:
-        self._size = size
+    def __init__(
+        self, processes: Processes, job: Path, logs: Path, log_starts: Sequence[int], logs_are_kept: bool
+    ) -> None:
+        self._processes = processes
+        self._size = len(log_starts)
         self._job = job
         self._logs = logs
+        self._log_starts = log_starts  # in bytes; logs may hold an earlier run
         self._logs_are_kept = logs_are_kept
-        self._log_starts: list[int] = []  # in bytes; logs may hold an earlier run
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._ended: dict[int, tuple[float, int]] = {}  # rank: when, return code
 
     def __enter__(self) -> _Ranks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._send(signal.SIGTERM)
+        self._processes.send(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
-        while self._poll() < len(self._processes) and time.monotonic() < deadline:
+        while not self._all_ended() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        self._send(signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
+        self._processes.send(signal.SIGKILL)
+        self._processes.close()
 
-    def start(self, entry: str, variables: Mapping[str, str]) -> None:
-        for rank in range(self._size):
-            with log_path(self._logs, rank).open("ab") as log:
-                self._log_starts.append(log.tell())
-                self._processes.append(
-                    subprocess.Popen(
-                        # -P: the directory we are in must not hide modules of ours; the worker gets our own sys.path.
-                        [sys.executable, "-P", "-m", "paceline.runtime.job.worker", entry],
-                        env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        stdin=None if rank == 0 else subprocess.DEVNULL,
-                        stdout=None if rank == 0 else log,
-                        stderr=None if rank == 0 else log,
-                        # Ctrl-C at the terminal is ours to pass on, and what a rank starts is to end with it.
-                        start_new_session=True,
-                    )
-                )
+    def _all_ended(self) -> bool:
+        self._processes.poll()
+        return not self._processes.running
 
     def wait(self, signals: NotedSignals, timeout_s: float | None, stop_s: float) -> None:
         """Return when all ranks have ended well; for everything else see `launch`."""
@@ -146,10 +137,10 @@ class _Ranks:
         stopping: int | None = None  # the signal passed on
         patience = doubt = 0.0  # until when
         while True:
-            everyone_ended = self._poll() == self._size
+            everyone_ended = self._all_ended()
             if stopping is None and signals.received:
                 stopping, patience = signals.received[0], time.monotonic() + stop_s
-                self._send(stopping)
+                self._processes.send(stopping)
             cause = self._cause(stopping)
             if cause is not None:
                 doubt = doubt or time.monotonic() + _CAUSE_S
@@ -165,40 +156,27 @@ class _Ranks:
         if stopping is not None:
             raise KeyboardInterrupt if stopping == signal.SIGINT else SystemExit(128 + stopping)
 
-    def _poll(self) -> int:
-        """Note which ranks have ended by now, and return how many."""
-        for rank, process in enumerate(self._processes):
-            if rank not in self._ended and process.poll() is not None:
-                self._ended[rank] = time.time(), process.returncode
-                _signal_session(process, signal.SIGKILL)  # children that it left
-        return len(self._ended)
-
-    def _send(self, number: int) -> None:
-        for rank, process in enumerate(self._processes):
-            if rank not in self._ended:
-                _signal_session(process, number)
-
     def _cause(self, stopping: int | None) -> Failure | None:
         """Return what most likely ended the job, if something did.
 
         Once the ranks were told to stop by a signal, those that end by it, or by connections that break then, are well.
         """
         well = (0,) if stopping is None else (0, -stopping, 128 + stopping)
-        failed = {rank: end for rank, end in self._ended.items() if end[1] not in well}
-        if not failed:
+        ended = {r: self._unexplained(r, end) for r, end in self._processes.ended.items() if end.code not in well}
+        if not ended:
             return None
-        ended = {rank: self._unexplained(rank, at, code) for rank, (at, code) in failed.items()}
         # Those that told why may not have ended yet.
         cause = first_cause([*{**ended, **read_failures(self._job, self._size)}.values()])
         return None if stopping is not None and cause.is_victim else cause
 
-    def _unexplained(self, rank: int, at: float, code: int) -> Failure:
+    def _unexplained(self, rank: int, end: End) -> Failure:
         """Describe the end of a rank that left no word."""
-        how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
+        how = f"ended with exit code {end.code}" if end.code > 0 else f"was ended by {signal.Signals(-end.code).name}"
+        if end.code == -signal.SIGKILL:
             how += " (not by us; perhaps the host ran out of memory: see dmesg)"
         # Who ends a rank politely is ending all of them, us included, or is about to.
-        return Failure(rank, at, "", how, "", 1, is_ours=False, is_victim=code in (-signal.SIGTERM, -signal.SIGINT))
+        polite = end.code in (-signal.SIGTERM, -signal.SIGINT)
+        return Failure(rank, end.at, "", how, "", 1, is_ours=False, is_victim=polite)
 
     def _error(self, cause: Failure) -> PacelineError:
         log = f"log of rank {cause.rank}: {log_path(self._logs, cause.rank)}" if self._logs_are_kept else ""
@@ -217,9 +195,9 @@ class _Ranks:
 
     def _too_late(self, timeout_s: float) -> LaunchError:
         """Have the ranks still running write down where they are, and say so."""
-        running = [rank for rank in range(self._size) if rank not in self._ended]
+        running = self._processes.running
         for rank in running:
-            self._processes[rank].send_signal(DUMP_STACKS)
+            self._processes.ask(rank, DUMP_STACKS)
         time.sleep(_DUMP_S)
         text = f"the job took longer than {timeout_s:g} s; still running: ranks {', '.join(map(str, running))}."
         if self._logs_are_kept:
@@ -233,9 +211,10 @@ class _Ranks:
         return "\n".join(lines[-_TAIL_LINES:])
 
 
-def _signal_session(process: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-        os.killpg(process.pid, number)
+def _length(log: Path) -> int:
+    """Return the bytes that a log has already; it exists then."""
+    with log.open("ab") as file:
+        return file.tell()
 
 
 def _cores() -> int:
