@@ -64,8 +64,8 @@ class Processes:
                 case ["ended", rank, code, at]:
                     self._end(int(rank), End(float(at), int(code)))
         if gone is not None:  # its children end with it
-            for rank in self.running:
-                self._end(rank, End(time.time(), gone or 1))
+            for left in self.running:
+                self._end(left, End(time.time(), gone or 1))
 
     @property
     def running(self) -> list[int]:
