@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import nn
 
 from paceline.errors import ExchangeError, nearest
-from paceline.exchange.job import Consistency, DenseTable, Job, Mode, Rule, SparseTable, Table
+from paceline.exchange.job import DenseTable, Job, Rule, SparseTable, Table
 from paceline.exchange.table.rules import RULES
 from paceline.exchange.terms import Terms
 from paceline.train.recipe import Recipe
@@ -121,19 +119,6 @@ def terms_of(recipe: Recipe, steps: int) -> Terms:
         lease_s=server.lease_s,
         outlived=server.is_hogwild,
     )
-
-
-def global_job(job: Job, groups: int) -> Job:
-    """Return what global servers keep over groups: what a group has moved is added, by its share (`bridge`)."""
-    near = Consistency(Mode.SSP, 1)
-    tables = tuple(replace(table, rule=_AVERAGED, consistency=near) for table in job.tables)
-    return replace(job, tables=tables, pieces=groups, damp_stale=False, rates=())
-
-
-def global_terms(server: ServerSection, terms: Terms, job: Job) -> Terms:
-    """Return how the job over groups goes. terms, job: of a group."""
-    meetings = -(-terms.tasks // (job.pieces * server.sync_every))
-    return Terms(tasks=meetings * server.groups, servers=server.servers, workers=server.groups, lease_s=server.lease_s)
 
 
 def _clocks(steps: int, every: int) -> int:

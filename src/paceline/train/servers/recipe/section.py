@@ -253,11 +253,19 @@ class ServerSection(Section):
             )
 
     def _check_groups(self) -> None:
-        if self.is_hogwild or self.average_every is not None or self.tables:
+        if self.is_hogwild or self.average_every is not None:
             raise complaint(
-                "groups of servers are for dense parameters under bsp, ssp, asp or downpour, without average_every.",
+                "groups of servers are for bsp, ssp, asp or downpour, without average_every: sync_every says how often "
+                "they are averaged.",
                 "deployment",
             )
+        for name, table in self.tables.items():
+            if table.optimizer is not None and table.optimizer.name == "FTRL":
+                raise complaint(
+                    f"groups of servers add differences to each other's parameters, and those of '{name}' follow from "
+                    "the state of FTRL: choose another optimizer for it, or deployment: separate.",
+                    "deployment",
+                )
         for key, count in (("workers", self.workers), ("pieces", self.tasks_of_a_step)):
             if count % self.groups:
                 raise complaint(f"server.{key} is {count}, which {self.groups} groups do not divide.", key)

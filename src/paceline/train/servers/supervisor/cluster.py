@@ -49,7 +49,7 @@ def charter_for(server: ServerSection, job: Job, terms: Terms, directory: Direct
         transport=server.transport,
         streams=server.streams,
         bind=server.bind,
-        log=server.log and not server.is_hogwild and server.deployment != "groups",
+        log=server.log and not server.is_hogwild,
         durable=server.durable,
     )
 
@@ -164,6 +164,12 @@ class Cluster:
         """Return what the coordinator knows; None while it cannot be asked."""
         values = self._ask(Observer.status)
         return None if values is None else Status.of(values, self.charter.terms)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is done and saved."""
+        status = self.status()
+        return status is not None and status.finished
 
     def ask_for_snapshot(self) -> None:
         """Have servers write a snapshot as soon as may be."""

@@ -36,22 +36,23 @@ class Clusters:
             ]
 
     @property
-    def _all(self) -> list[Cluster]:
+    def all(self) -> list[Cluster]:
+        """All exchanges: the main one first."""
         return self.groups if self.groups[0] is self.main else [self.main, *self.groups]
 
     def start(self) -> None:
         """Start coordinators, and servers but for those that come with workers."""
-        for cluster in self._all:
+        for cluster in self.all:
             cluster.start(0 if self._colocated else cluster.charter.terms.servers)
 
     def look(self) -> None:
         """See `Cluster.look`."""
-        for cluster in self._all:
+        for cluster in self.all:
             cluster.look()
 
     def news(self) -> Iterator[str]:
         """Yield what happened since the last time, in words."""
-        for cluster in self._all:
+        for cluster in self.all:
             yield from cluster.news()
 
     def status(self) -> Status:
@@ -68,5 +69,5 @@ class Clusters:
 
     def close(self) -> None:
         """Ask no more."""
-        for cluster in self._all:
+        for cluster in self.all:
             cluster.close()

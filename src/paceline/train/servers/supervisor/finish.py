@@ -53,8 +53,7 @@ def finish(
         speaker.console.rule("what the model writes")
         speaker.say(text)
         speaker.console.rule()
-    resumes = recipe.server is None or recipe.server.deployment != "groups"
-    speaker.say(_next_steps(run, report, resumes=resumes, logged=directory.read().log))
+    speaker.say(_next_steps(run, report, logged=directory.read().log))
 
 
 def newest(directory: Directory, job: Job) -> Tables:
@@ -87,7 +86,7 @@ def state_of(module: nn.Module, tables: Tables, buffers: Path) -> dict[str, Tens
     return state
 
 
-def _next_steps(run: RunDirectory, report: EndReport, *, resumes: bool, logged: bool) -> str:
+def _next_steps(run: RunDirectory, report: EndReport, *, logged: bool) -> str:
     config, out = shlex.quote(str(run.config)), shlex.quote(str(run.root))
     lines = [
         f"step {report.step}, {report.seconds:.0f} s. Everything is in {run.root}: the model in {run.model.name}, "
@@ -95,9 +94,8 @@ def _next_steps(run: RunDirectory, report: EndReport, *, resumes: bool, logged: 
         "",
         "What next:",
     ]
-    if resumes:
-        steps = 2 * report.steps
-        lines.append(f"  train longer          paceline train {config} --out {out} --resume --set train.steps={steps}")
+    steps = 2 * report.steps
+    lines.append(f"  train longer          paceline train {config} --out {out} --resume --set train.steps={steps}")
     if logged:
         lines.append(f"  prove what was done   paceline verify --replay {out}")
     if importlib.util.find_spec("tensorboard") is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -17,7 +16,11 @@ from paceline.exchange.shard.manifest import Manifest, whole_snapshots
 from paceline.exchange.shard.whole import write_initial
 from paceline.exchange.terms import Charter, Terms
 from paceline.train.rundir import RunDirectory
-from paceline.train.servers.recipe.job import global_job, global_terms
+from paceline.train.servers.groups.cuts import choose, keep
+from paceline.train.servers.groups.ledger import Ledger
+from paceline.train.servers.groups.meeting import Kind, Meeting
+from paceline.train.servers.groups.offline import Change, restored, to_global, to_group
+from paceline.train.servers.recipe.groups import global_job, global_terms, group_job, group_terms, met
 from paceline.train.servers.recipe.section import ServerSection
 from paceline.train.servers.rundir import exchange_of
 from paceline.train.servers.supervisor.cluster import charter_for
@@ -56,17 +59,24 @@ def go_on(directory: Directory, server: ServerSection, job: Job, terms: Terms) -
     numbers = whole_snapshots(directory.snapshots)
     if not numbers:
         raise RecipeError(f"there is nothing to resume in {directory.root}: no snapshot of it is whole.")
-    manifest = Manifest.read(directory.snapshot(numbers[-1]))
-    if manifest.first_task >= terms.tasks:
-        raise RecipeError(
-            f"the run has done all of its {terms.tasks // job.pieces} rounds; ask for more (train.steps) to go on."
-        )
+    newest = directory.snapshot(numbers[-1])
+    if Manifest.read(newest).first_task >= terms.tasks:
+        raise _at_its_end(terms, job)
+    return _from(directory, server, job, terms, newest, ())
+
+
+def _from(
+    directory: Directory, server: ServerSection, job: Job, terms: Terms, snapshot: Path, changes: Sequence[Change]
+) -> Charter:
+    """Make a directory anew, to go on from a snapshot in it, with changes that this may lack."""
     before = _aside(directory.root)
     Directory(before).memory.unlink(missing_ok=True)  # of hogwild: what it held is in the snapshot
-    terms = replace(terms, first_task=manifest.first_task, restored=manifest.number)
+    source = before / snapshot.relative_to(directory.root)
+    manifest = Manifest.read(source)
+    terms = replace(terms, first_task=min(manifest.first_task, terms.tasks), restored=manifest.number)
     charter = charter_for(server, job, terms, directory)
     directory.write(charter)
-    _link(Directory(before).snapshot(manifest.number), directory.snapshot(manifest.number))
+    restored(source, job, changes, directory.snapshot(manifest.number))
     return charter
 
 
@@ -89,16 +99,57 @@ def prepare(run: RunDirectory, server: ServerSection, job: Job, terms: Terms, va
         charter = go_on(directory, server, job, terms) if resume else begin(directory, server, job, terms, values)
         return Made((directory, charter), [(directory, charter)])
     if resume:
-        raise RecipeError(
-            "a run with groups of servers cannot be resumed: what each group had moved since it last met the others is "
-            "not kept. Start it again, or use deployment: separate."
-        )
+        return _groups_go_on(run, server, job, terms)
+    return _groups_begin(run, server, job, terms, values)
+
+
+def _groups_begin(run: RunDirectory, server: ServerSection, job: Job, terms: Terms, values: Values) -> Made:
+    directory = exchange_of(run)
     over = begin(directory, server, global_job(job, server.groups), global_terms(server, terms, job), values)
+    inside, its_terms = group_job(job), group_terms(server, terms)
+    both = {**values, **{met(name): value for name, value in values.items()}}
     groups = []
     for number in range(server.groups):
         there = exchange_of(run, number)
-        groups.append((there, begin(there, server, job, terms, values)))
+        charter = begin(there, server, inside, its_terms, both)
+        _begin_meetings(there, 0, charter.terms.restored)
+        groups.append((there, charter))
     return Made((directory, over), groups)
+
+
+def _groups_go_on(run: RunDirectory, server: ServerSection, job: Job, terms: Terms) -> Made:
+    """Make all exchanges anew, so that they go on from snapshots that go together."""
+    directory, there = exchange_of(run), [exchange_of(run, number) for number in range(server.groups)]
+    snapshot, cuts = choose(directory, there)
+    over, its_terms = global_job(job, server.groups), global_terms(server, terms, job)
+    if all(Manifest.read(cut.snapshot).first_task >= terms.tasks for cut in cuts):
+        if Manifest.read(snapshot).first_task >= its_terms.tasks:
+            raise _at_its_end(terms, job)
+    else:  # there is something to meet about
+        meetings = max(cut.meeting.number for cut in cuts) + 1
+        its_terms = replace(its_terms, tasks=max(its_terms.tasks, meetings * server.groups))
+    last = sorted(enumerate(cut.meeting for cut in cuts), key=lambda held: held[1].number)
+    carried = [to_global(meeting, group, len(cuts)) for group, meeting in last if meeting.kind is not Kind.BEGAN]
+    main = (directory, _from(directory, server, over, its_terms, snapshot, carried))
+    groups = []
+    for group, (cut, its) in enumerate(zip(cuts, there, strict=True)):
+        changes = [to_group(cut.meeting, group)] if cut.meeting.kind is not Kind.BEGAN else []
+        charter = _from(its, server, group_job(job), group_terms(server, terms), cut.snapshot, changes)
+        _begin_meetings(its, cut.meeting.number, charter.terms.restored)
+        groups.append((its, charter))
+    return Made(main, groups)
+
+
+def _begin_meetings(group: Directory, number: int, snapshot: int) -> None:
+    """Have a group begin after some meetings, with a snapshot that has them."""
+    Ledger(group.root).begin(Meeting(number, number, Kind.BEGAN))
+    keep(group, group.snapshot(snapshot))
+
+
+def _at_its_end(terms: Terms, job: Job) -> RecipeError:
+    return RecipeError(
+        f"the run has done all of its {terms.tasks // job.pieces} rounds; ask for more (train.steps) to go on."
+    )
 
 
 def _aside(root: Path) -> Path:
@@ -108,12 +159,3 @@ def _aside(root: Path) -> Path:
         number += 1
     root.rename(target)
     return target
-
-
-def _link(source: Path, target: Path) -> None:
-    """Have the files of a directory in another one too."""
-    for path in source.rglob("*"):
-        if path.is_file():
-            there = target / path.relative_to(source)
-            there.parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, there)

@@ -26,7 +26,6 @@ from paceline.train.servers.processes.nursery import Nursery
 from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
 from paceline.train.servers.recipe.section import ServerSection
 from paceline.train.servers.rundir import log_of
-from paceline.train.servers.supervisor.cluster import Cluster
 from paceline.train.servers.supervisor.clusters import Clusters
 from paceline.train.servers.supervisor.finish import finish
 from paceline.train.servers.supervisor.setup import prepare
@@ -139,9 +138,9 @@ class _Run:
 
     def _watch(self, clusters: Clusters, workforce: Workforce, samples: int, signals: NotedSignals) -> EndReport:
         """Start everything, and return when the job is done or was stopped in good order."""
-        charter = clusters.groups[0].charter
+        charter = max((group.charter for group in clusters.groups), key=lambda held: held.terms.first_task)
         progress = Progress(self.recipe, self.run, charter, samples, self.speaker)
-        parameters = sum(table.count for table in charter.job.tables if hasattr(table, "count"))
+        parameters = sum(table.count for table in clusters.main.charter.job.tables if hasattr(table, "count"))
         ended: int | None = None
         try:
             clusters.start()
@@ -151,8 +150,7 @@ class _Run:
             if not status.finished:
                 ended = signals.received[0]
                 workforce.end(signal.SIGTERM, _GRACE_S)
-                if self.resumes:
-                    self._save(clusters.main, progress)
+                self._save(clusters, progress)
             workforce.wait(_GRACE_S)
             progress.take()
             report = EndReport(progress.steps.done, progress.total, ended, time.monotonic() - self.began)
@@ -193,29 +191,24 @@ class _Run:
                 progress.members(MembersReport(progress.steps.done, status.figures))
         return status
 
-    @property
-    def resumes(self) -> bool:
-        """Whether a run like this one can go on from a snapshot."""
-        return self.server.deployment != "groups"
-
     def _say_stopped(self, report: EndReport, number: int) -> None:
-        saved = ", and saved it. To go on:" if self.resumes else "; runs with groups of servers are not resumed."
-        self.speaker.say(f"{signal.Signals(number).name}: stopped after step {report.step} of {report.steps}{saved}")
-        if self.resumes:
-            self.speaker.say(f"  {resume_command(self.run)}")
+        where = f"stopped after step {report.step} of {report.steps}, and saved it. To go on:"
+        self.speaker.say(f"{signal.Signals(number).name}: {where}")
+        self.speaker.say(f"  {resume_command(self.run)}")
 
-    def _save(self, cluster: Cluster, progress: Progress) -> None:
-        """Have servers write a snapshot, with the workers gone.
+    def _save(self, clusters: Clusters, progress: Progress) -> None:
+        """Have servers write a snapshot, with the workers gone; those of a group that has ended have written it.
 
         Raises:
             RankFailed: none came.
         """
         began = time.monotonic()
-        before = cluster.snapshots()
-        cluster.ask_for_snapshot()
-        while cluster.snapshots() == before:
+        wanted = [(cluster, cluster.snapshots()) for cluster in clusters.all if not cluster.has_ended]
+        for cluster, _ in wanted:
+            cluster.ask_for_snapshot()
+        while any(cluster.snapshots() == before for cluster, before in wanted):
             if time.monotonic() > began + _SNAPSHOT_S:
                 raise RankFailed(f"servers wrote no snapshot within {_SNAPSHOT_S:g} s; see {self.run.root / 'logs'}.")
             time.sleep(_POLL_S)
-            cluster.look()
-        progress.checkpoint(CheckpointReport(progress.steps.done, cluster.directory.snapshots, 0.0))
+            clusters.look()
+        progress.checkpoint(CheckpointReport(progress.steps.done, clusters.main.directory.snapshots, 0.0))

@@ -37,7 +37,7 @@ class Workforce:
         self._groups = groups
         self._children = children
         self._workers: dict[str, tuple[Child, int]] = {}  # and the group
-        self._bridges: list[Child] = []
+        self._bridges: dict[int, Child] = {}  # by group
         self._beside: dict[str, str] = {}  # servers that leave with a worker
         self._next = 0
         self._hasty = 0
@@ -73,19 +73,23 @@ class Workforce:
         server = self._server
         options = {"group": group, "groups": server.groups, "every": server.sync_every}
         arguments = [str(self._run.root), *(word for name, n in options.items() for word in (f"--{name}", str(n)))]
-        child = self._children.start(f"bridge-{group}", "paceline.train.servers.supervisor.bridge", *arguments)
-        self._bridges.append(child)
+        child = self._children.start(f"bridge-{group}", "paceline.train.servers.groups.process", *arguments)
+        self._bridges[group] = child
 
     def _look_at_bridges(self) -> None:
-        for child in list(self._bridges):
+        for group, child in list(self._bridges.items()):
             code = child.code
             if code is None:
                 continue
-            self._bridges.remove(child)
+            del self._bridges[group]
             tail = child.tail()
             self._children.forget(child)
-            if code:  # what it had not told the others of is lost
-                raise RankFailed(f"{child.name} ended ({code}), and its group cannot go on without it:\n{tail}")
+            if code > 0 and code != START_AGAIN:
+                raise RankFailed(f"{child.name} ended with exit code {code}. The end of its log:\n{tail}")
+            if code:
+                self._count_hasty(child, tail)
+                log.warning("%s was killed (%d); another goes on where it was", child.name, code)
+                self._start_bridge(group)
 
     def look(self) -> None:
         """Take leave of workers that have ended, and replace those that were killed.
@@ -108,16 +112,19 @@ class Workforce:
             if code == 0:
                 log.info("%s left", child.name)
                 continue
-            self._hasty = self._hasty + 1 if time.monotonic() - child.began < _HASTY_S else 0
-            if self._hasty > _TRIES:
-                raise RankFailed(f"{child.name} is killed as soon as it is started. The end of its log:\n{tail}")
+            self._count_hasty(child, tail)
             if self._server.replace:
                 self._start_one(group)
             another = "; another is started" if self._server.replace else ""
             log.warning("%s was killed (%d)%s", child.name, code, another)
 
+    def _count_hasty(self, child: Child, tail: str) -> None:
+        self._hasty = self._hasty + 1 if time.monotonic() - child.began < _HASTY_S else 0
+        if self._hasty > _TRIES:
+            raise RankFailed(f"{child.name} is killed as soon as it is started. The end of its log:\n{tail}")
+
     def _everybody(self) -> list[Child]:
-        return [child for child, _ in self._workers.values()] + self._bridges
+        return [child for child, _ in self._workers.values()] + list(self._bridges.values())
 
     def end(self, number: int, patience_s: float) -> None:
         """Send all a signal, and see them to their end."""

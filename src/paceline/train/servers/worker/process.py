@@ -20,6 +20,7 @@ from paceline.runtime.job.rendezvous import join
 from paceline.train.recipe import Recipe, load_recipe
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.processes.children import START_AGAIN, end_with
+from paceline.train.servers.recipe.groups import trained
 from paceline.train.servers.rundir import exchange_of
 from paceline.train.servers.worker.crew import Leader, follow
 from paceline.train.servers.worker.labour import Leaving, labour
@@ -43,7 +44,7 @@ def _work(run: RunDirectory, index: int, group: int | None) -> None:
         return
     _listen_to_signals()
     leaving = Leaving()
-    parts = build_parts(recipe, exchange_of(run, group).read().job, _device_of(recipe, index), group or 0)
+    parts = build_parts(recipe, trained(exchange_of(run, group).read().job), _device_of(recipe, index), group or 0)
     labour(run, recipe, group, parts, leaving)
 
 
@@ -68,7 +69,7 @@ def rank(arguments: dict[str, Any]) -> None:
     recipe = load_recipe(run.config)
     _listen_to_signals()
     with join(recipe.device, recipe.backend) as world:
-        parts = build_parts(recipe, exchange_of(run, group).read().job, world.device, group or 0)
+        parts = build_parts(recipe, trained(exchange_of(run, group).read().job), world.device, group or 0)
         if world.rank:
             follow(parts.computer, parts.portions, parts.validation)
             return
