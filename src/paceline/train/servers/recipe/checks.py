@@ -8,6 +8,7 @@ from paceline.documents.complaints import complaint
 from paceline.errors import RecipeError
 from paceline.exchange.job import Mode
 from paceline.plan import Axis
+from paceline.schedule import Kind
 from paceline.train.servers.recipe.rules import ONLY_HERE, rule_of
 
 if TYPE_CHECKING:
@@ -99,14 +100,19 @@ def _check_rest(recipe: Recipe, server: ServerSection) -> None:
             "schedule constant without warmup, or choose another optimizer.",
             "schedule.name",
         )
-    if Axis.PP.value in recipe.mesh.names:
-        raise complaint("a replica that talks to servers has no stages: leave the axis pp out of the mesh.", "mesh")
-    split = [axis.value for axis in (Axis.FSDP, Axis.TP, Axis.AUTO) if axis.value in recipe.mesh.names]
-    if recipe.launch == "processes" and split:
+    pipeline = recipe.plan_section.pipeline.schedule
+    if Axis.PP.value in recipe.mesh.names and not pipeline.endswith(".json") and Kind.of(pipeline).is_asynchronous:
         raise complaint(
-            f"'{split[0]}' splits parameters, which only a replica in one process can gather for servers: add "
-            "launch: inprocess, or take dp, sp or hw.",
-            "mesh",
+            f"stages under the schedule '{pipeline}' update themselves, and servers are to do that: take a synchronous "
+            "one, such as 1f1b.",
+            "plan.pipeline.schedule",
+        )
+    validation = recipe.train.validation
+    if recipe.launch == "processes" and recipe.mesh.size > 1 and validation is not None and validation.scores:
+        raise complaint(
+            "train.validate.scores wants whole samples and parameters in one place: add launch: inprocess, leave the "
+            "mesh serial, or leave scores out.",
+            "train.validate.scores",
         )
     if server.is_hogwild and recipe.mesh.size > 1:
         raise complaint("workers of hogwild are of one rank each; leave the mesh serial.", "mesh")

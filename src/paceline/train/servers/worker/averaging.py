@@ -87,7 +87,7 @@ class LocalSteps:
 
     def compute(self, task: int, arrivals: Arrivals | None = None) -> Computed:
         """Take the steps of a task; what comes of it stands where gradients do."""
-        before = [room.clone() for room in self._replica.rooms]
+        before = self._replica.read()
         clock, piece = divmod(task, self._pieces)
         losses: list[tuple[float, float]] = []
         for step in range(clock * self._every, (clock + 1) * self._every):
@@ -101,9 +101,7 @@ class LocalSteps:
         total = sum(weight for _, weight in losses)
         if not total:
             return Computed(math.nan, 0.0, {}, {})
-        after = [self._replica.whole(table) for table in self.dense]
-        pairs = zip(self.dense, before, after, strict=True)
-        moved = {table: (old - new).mul_(self._share) for table, old, new in pairs}
+        moved = {table: (before[table] - now).mul_(self._share) for table, now in self._replica.whole().items()}
         loss = math.fsum(loss * weight for loss, weight in losses) / total
         return Computed(loss, total, moved, {})
 

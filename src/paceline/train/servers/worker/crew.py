@@ -1,6 +1,7 @@
 """A replica on several processes: the first of them, the leader, talks to servers, and the others do as it says.
 
-Between them are the collectives of the placed program; what was read from servers is handed on by broadcasts.
+Between them are the collectives of the placed program. What the leader read from servers is handed on, and gradients
+come back to it, as `pieces` says: no other rank ever has whole what it keeps a shard of.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ class Leader:
         return self._computer.take(prepared)
 
     def arrived(self, tables: Sequence[int]) -> None:
-        """Hand on what was read."""
+        """Hand on what was read: all of it."""
         if tables:
             _say(_Word.READ)
-            _hand_on(self._computer)
+            self._computer.arrived(self._computer.dense)
 
     def compute(self, task: int, arrivals: Arrivals | None = None) -> Computed:
         """See `worker.Computer`."""
@@ -95,6 +96,7 @@ def follow(
     computer: Computer,
     portions: Callable[[int], Sequence[MicroBatch]],
     validation: Callable[[], Iterable[MicroBatch]],
+    evaluated: Callable[[], object] = lambda: None,
 ) -> None:
     """Do as the leader says, until it says that there is nothing more.
 
@@ -102,6 +104,7 @@ def follow(
         computer: of this rank.
         portions: returns this rank's samples of a task.
         validation: returns this rank's part of held-out data.
+        evaluated: is called after each evaluation, as the leader's listener is.
     """
     for ignored in (signal.SIGTERM, signal.SIGINT):  # the leader's to act on
         signal.signal(ignored, signal.SIG_IGN)
@@ -109,12 +112,13 @@ def follow(
         word, number = _listen()
         match word:
             case _Word.READ:
-                _hand_on(computer)
+                computer.arrived(computer.dense)
             case _Word.COMPUTE:
                 computer.take(computer.prepare(portions(number)))
                 computer.compute(number)
             case _Word.EVALUATE:
                 computer.evaluate(validation(), _nothing)
+                evaluated()
             case _Word.END:
                 return
 
@@ -128,13 +132,6 @@ def _listen() -> tuple[_Word, int]:
     dist.broadcast(said, 0)
     word, number = said.tolist()
     return _Word(word), number
-
-
-def _hand_on(computer: Computer) -> None:
-    """Have all ranks read what the leader read."""
-    for room in computer.rooms:
-        dist.broadcast(room, 0)
-    computer.arrived(computer.dense)
 
 
 def _nothing(rows: RowsWanted) -> None:

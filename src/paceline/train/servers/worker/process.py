@@ -71,7 +71,7 @@ def rank(arguments: dict[str, Any]) -> None:
     with join(recipe.device, recipe.backend) as world:
         parts = build_parts(recipe, trained(exchange_of(run, group).read().job), world.device, group or 0)
         if world.rank:
-            follow(parts.computer, parts.portions, parts.validation)
+            follow(parts.computer, parts.portions, parts.validation, parts.state_of_buffers)
             return
         leader = Leader(parts.computer)
         labour(run, recipe, group, replace(parts, computer=leader), Leaving())

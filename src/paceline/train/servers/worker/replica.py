@@ -24,6 +24,7 @@ from paceline.train.classification import Scorer
 from paceline.train.data import Batch, MicroBatch
 from paceline.train.loop import derived_seed
 from paceline.train.servers.worker.computer import Computed, Evaluated, Prepared
+from paceline.train.servers.worker.pieces import pieces_of
 from paceline.train.servers.worker.working_set import Taken, WorkingSet
 
 _WORTH_OVERLAPPING_BYTES: Final = 4 << 20
@@ -66,12 +67,7 @@ class Replica:
         self._number = {table.name: index for index, table in enumerate(job.tables)}
         self.dense = tuple(index for index, table in enumerate(job.tables) if isinstance(table, DenseTable))
         self.sparse = tuple(index for index in self._number.values() if index not in self.dense)
-        self._shards: dict[str, list[Shard]] = {}
-        for shard in module.shards():
-            if shard.is_parameter and shard.name in self._number:
-                self._shards.setdefault(shard.name, []).append(shard)
-        given = dict(user_module.named_parameters())
-        self._rooms = {self._number[name]: self._room(name, given[name].detach()) for name in self._shards}
+        self._pieces = pieces_of(module, user_module, job)
         self._taken: Taken | None = None
         self._portions: Sequence[MicroBatch] = ()
         self._arrivals: Arrivals | None = None
@@ -81,28 +77,23 @@ class Replica:
             assert isinstance(module, PlacedModule)
             module.arrival = self._wait
 
-    def _room(self, name: str, given: Tensor) -> Tensor:
-        """Return the memory that a table is read into: the parameter's own where that can be."""
-        return given if given.device.type == "cpu" and given.is_contiguous() else given.cpu().contiguous()
-
-    def _is_parameter(self, table: int) -> bool:
-        """Whether what is read arrives in the parameter itself, on the only rank that has it."""
-        shards, room = self._shards[self.job.tables[table].name], self._rooms[table]
-        return len(shards) == 1 and shards[0].tensor.data_ptr() == room.data_ptr()
-
     def _may_overlap(self) -> bool:
-        size = sum(self._rooms[table].nbytes for table in self.dense)
         return (
             isinstance(self.module, PlacedModule)
+            and self.module.peers.alone
             and not self.module.plan.compile
-            and size >= _WORTH_OVERLAPPING_BYTES
-            and all(map(self._is_parameter, self.dense))
+            and sum(room.nbytes for room in self.rooms) >= _WORTH_OVERLAPPING_BYTES
+            and all(map(self._pieces.is_parameter, self.dense))
         )
 
     @property
     def rooms(self) -> list[Tensor]:
-        """Where dense tables are read into, in the order of `dense`."""
-        return [self._rooms[table] for table in self.dense]
+        """Where dense tables are read into, in the order of `dense`; on other ranks than the first one only some."""
+        return [self._pieces.rooms[table] for table in self.dense if table in self._pieces.rooms]
+
+    def read(self) -> dict[int, Tensor]:
+        """Return copies of dense tables as they were read, by table; none on other ranks than the first one."""
+        return {table: self._pieces.rooms[table].clone() for table in self.dense} if self.leads else {}
 
     def prepare(self, portions: Sequence[MicroBatch]) -> Prepared:
         """Make the samples of a task ready; any thread may, while another task is computed."""
@@ -121,22 +112,18 @@ class Replica:
         room, names = self._working_set.room, self.job.tables
         return {table: (keys, room(self._taken, names[table].name)) for table, keys in prepared.keys.items()}
 
+    @property
+    def leads(self) -> bool:
+        """Whether the first rank is here."""
+        return 0 in self.module.ranks
+
     def order(self) -> list[int] | None:
         """Return dense tables in the order in which the forward pass reads them, once that is known."""
         return self._order
 
     def arrived(self, tables: Sequence[int]) -> None:
-        """Hand what was read on to the ranks."""
-        for table in tables:
-            if not self._is_parameter(table):
-                self._scatter(table)
-
-    @torch.no_grad()
-    def _scatter(self, table: int) -> None:
-        whole = self._rooms[table]
-        for shard in self._shards[self.job.tables[table].name]:
-            for patch in shard.patches:
-                shard.tensor[patch.local.index].copy_(whole.view(shard.shape)[patch.whole.index])
+        """Hand what was read on to the ranks; a collective."""
+        self._pieces.hand_out(tables)
 
     def compute(self, task: int, arrivals: Arrivals | None = None) -> Computed:
         """Return the gradient of the task that was taken.
@@ -163,7 +150,7 @@ class Replica:
         if weight == 0:
             return Computed(math.nan, 0.0, {}, {})
         norm = 0.0 if self._clip is None else float(self.module.clip_grad_norm_(self._clip))
-        dense = {table: self._gradient(table) for table in self.dense}
+        dense = self._pieces.gather(self.dense, _gradient)
         rows = self._row_gradients()
         _check_finite(task, loss, norm, {self.job.tables[table].name: value for table, value in dense.items()})
         return Computed(loss, weight, dense, rows)
@@ -180,33 +167,14 @@ class Replica:
         used = [table for table in used if table in self.dense]
         return used + [table for table in self.dense if table not in used]
 
-    def whole(self, table: int) -> Tensor:
-        """Return a parameter as the ranks have it now; not a copy where it is whole in one place."""
-        return self._assembled(table, lambda shard: shard.tensor.detach())
-
-    def _gradient(self, table: int) -> Tensor:
-        """The whole gradient of a table."""
-        return self._assembled(table, lambda shard: shard.tensor.grad)
-
-    @torch.no_grad()
-    def _assembled(self, table: int, of: Callable[[Shard], Tensor | None]) -> Tensor:
-        """Put together what the ranks have of a tensor; zeros where they have nothing."""
-        every = self._shards[self.job.tables[table].name]
-        shards = [shard for shard in every if shard.owner] or every  # none on a rank that has copies only
-        pieces = [of(shard) for shard in shards]
-        if len(shards) == 1 and pieces[0] is not None:
-            return pieces[0].cpu().contiguous()
-        whole = torch.zeros(shards[0].shape, dtype=shards[0].tensor.dtype)
-        for shard, piece in zip(shards, pieces, strict=True):
-            if piece is not None:
-                for patch in shard.patches:
-                    whole[patch.whole.index].copy_(piece[patch.local.index])
-        return whole
+    def whole(self) -> dict[int, Tensor]:
+        """Return dense tables as the ranks have them now, on the first rank; see `Pieces.gather`."""
+        return self._pieces.gather(self.dense, lambda shard: shard.tensor.detach())
 
     def _row_gradients(self) -> dict[int, Rows]:
         if self._working_set is None or self._taken is None:
             return {}
-        whole = {self.job.tables[table].name: self._gradient(table) for table in self.sparse}
+        whole = {self.job.tables[table].name: x for table, x in self._pieces.gather(self.sparse, _gradient).items()}
         found = self._working_set.gradients(self._taken, whole)
         return {self._number[name]: rows for name, rows in found.items()}
 
@@ -238,6 +206,10 @@ class Replica:
 def plain(batch: Mapping[str, Any] | tuple[Any, ...]) -> Batch:
     """Return a batch as sources give it."""
     return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _gradient(shard: Shard) -> Tensor | None:
+    return shard.tensor.grad
 
 
 def _check_finite(task: int, loss: float, norm: float, gradients: Mapping[str, Tensor]) -> None:
