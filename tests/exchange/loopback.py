@@ -18,12 +18,16 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
+from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Deal, Order
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.layout import dense_ranges
 from paceline.exchange.messages import Kind, Payload, unpacked
 from paceline.exchange.server.entry import pushed
+from paceline.exchange.shard.log import Record, UpdateLog
+from paceline.exchange.shard.manifest import Manifest
 from paceline.exchange.shard.shard import Shard
+from paceline.exchange.shard.snapshot import Snapshots
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.updates import Update
 from paceline.exchange.view import Address, View
@@ -143,6 +147,20 @@ def loopback(
         yield made
     finally:
         made.close()
+
+
+def finish(there: Loopback, directory: Directory, tasks: int) -> None:
+    """Write what servers write."""
+    log = UpdateLog(directory.updates(1), 1)
+    for shard, applied in enumerate(there.applied):
+        log.append(
+            Record(1, shard, position, update.worker, update.sequence, staleness, update.tasks)
+            for position, (update, staleness) in enumerate(applied, start=1)
+        )
+    log.close()
+    writer = Snapshots(directory.snapshots, there.job)
+    files = {shard.number: writer.write(writer.take(shard, 1)) for shard in there.shards}
+    Manifest(1, there.job.clock(tasks), tasks, 1, files).write(directory.snapshot(1))
 
 
 @dataclass

@@ -86,6 +86,10 @@ def verify_replay(root: Path) -> ReplayReport:
     return ReplayReport(root, _replayed(recipe, run))
 
 
+def _go_on() -> None:
+    """What was waited for is there when it is the worker's turn again."""
+
+
 def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
     directory = exchange_of(run)
     charter = directory.read()
@@ -105,6 +109,7 @@ def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
             validation=parts.validation,
             ahead=charter.terms.ahead,
             read_ahead=ReadAhead(ahead),
+            idle=_go_on,
         ).run()
 
     def compressor() -> Compressor:

@@ -35,6 +35,9 @@ def test_actions_come_back(tmp_path: Path) -> None:
     dealer = LoggedDealer(script, log)
     assert [dealer.next_task() for _ in deals] == deals
     dealer.done(deals[:1])
+    log.dealt(Deal(Order.WAIT))
+    log.interrupted(3)
+    log.dealt(Deal(Order.WAIT))  # after something else: who replays this waits twice
     dealer.put_back(deals[3:4])
     log.pulled(2, {4: 10, 0: 3})
     log.interrupted(1)
@@ -44,8 +47,8 @@ def test_actions_come_back(tmp_path: Path) -> None:
 
     actions = read_actions(path)
     assert actions.worker == 3
-    assert actions.deals == [deals[0], deals[1], deals[3], deals[4]]  # one line for waits that follow each other
-    assert actions.pulls == {2: {0: 3, 4: 10}, 1: None}
+    assert actions.deals == [deals[0], deals[1], deals[4], deals[1], deals[1]]  # without what was put back
+    assert actions.pulls == {2: {0: 3, 4: 10}, 1: None, 3: None}
     assert actions.pushes == {1: (7, 8)}
     assert script.given == [("done", deals[:1]), ("put back", deals[3:4])]
 

@@ -23,11 +23,10 @@ from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rul
 from paceline.exchange.replay.compare import difference
 from paceline.exchange.replay.replay import Replay
 from paceline.exchange.replay.whole import replay
-from paceline.exchange.shard.log import Record, UpdateLog, read_updates
-from paceline.exchange.shard.manifest import Manifest
-from paceline.exchange.shard.snapshot import Snapshots, load_shard
+from paceline.exchange.shard.log import read_updates
+from paceline.exchange.shard.snapshot import load_shard
 from paceline.exchange.shard.whole import write_initial
-from tests.exchange.loopback import SECRET, Loopback, Tasks, charter, loopback
+from tests.exchange.loopback import SECRET, Loopback, Tasks, charter, finish, loopback
 
 TASKS = 14
 
@@ -202,20 +201,6 @@ def ran(
         finish(there, directory, TASKS)
         assert sorted(task for update, _ in there.applied[0] for task in update.tasks) == list(range(TASKS))
     return directory
-
-
-def finish(there: Loopback, directory: Directory, tasks: int) -> None:
-    """Write what servers write."""
-    log = UpdateLog(directory.updates(1), 1)
-    for shard, applied in enumerate(there.applied):
-        log.append(
-            Record(1, shard, position, update.worker, update.sequence, staleness, update.tasks)
-            for position, (update, staleness) in enumerate(applied, start=1)
-        )
-    log.close()
-    writer = Snapshots(directory.snapshots, there.job)
-    files = {shard.number: writer.write(writer.take(shard, 1)) for shard in there.shards}
-    Manifest(1, there.job.clock(tasks), tasks, 1, files).write(directory.snapshot(1))
 
 
 @pytest.mark.parametrize("consistency", ["asp", "ssp(2)", "bsp"])

@@ -3,7 +3,8 @@
 A line of JSON for each action, written at once, so that what a killed worker did is there to its last action:
 
     {"worker": 3}                                  the first line
-    {"deal": "task", "number": 7, "alone": true}   as `interface.Deal`; waits that follow each other are one line
+    {"deal": "task", "number": 7, "alone": true}   as `interface.Deal`; waits with nothing between them are one line
+    {"back": [["task", 8]]}                        was dealt and not begun: the worker leaves
     {"pull": 12, "at": [[0, 831], [4, 829]]}       read number 12: the position of each shard that was asked
     {"interrupted": 13}                            read number 13 gave way to a task whose worker was gone
     {"push": 5, "tasks": [7]}                      written before the push is sent: who knows what comes of it
@@ -38,11 +39,19 @@ class ActionLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._durable = durable
+        self._waits = False
         self._write({"worker": worker})
 
     def dealt(self, deal: Deal) -> None:
         """Write an order."""
-        self._write({"deal": deal.order.value, "number": deal.number, "alone": deal.alone})
+        waits = deal.order is Order.WAIT
+        if not (waits and self._waits):
+            self._write({"deal": deal.order.value, "number": deal.number, "alone": deal.alone})
+        self._waits = waits
+
+    def put_back(self, deals: Sequence[Deal]) -> None:
+        """Write that tasks or evaluations are given up."""
+        self._write({"back": [[deal.order.value, deal.number] for deal in deals]})
 
     def pulled(self, number: int, positions: Mapping[int, int]) -> None:
         """Write a read. positions: of each shard that was asked."""
@@ -65,6 +74,7 @@ class ActionLog:
             self._file = -1
 
     def _write(self, action: Mapping[str, Any]) -> None:
+        self._waits = False
         line = json.dumps(action, separators=(",", ":")).encode() + b"\n"
         written = os.write(self._file, line)
         if written < len(line):  # a full disk; the rest would not help a reader
@@ -76,15 +86,11 @@ class LoggedDealer:
 
     def __init__(self, dealer: Dealer, log: ActionLog) -> None:
         self._dealer, self._log = dealer, log
-        self._waited = False
 
     def next_task(self) -> Deal:
         """See `Dealer`."""
         deal = self._dealer.next_task()
-        waits = deal.order is Order.WAIT
-        if not (waits and self._waited):
-            self._log.dealt(deal)
-        self._waited = waits
+        self._log.dealt(deal)
         return deal
 
     def done(self, deals: Sequence[Deal]) -> None:
@@ -93,6 +99,7 @@ class LoggedDealer:
 
     def put_back(self, deals: Sequence[Deal]) -> None:
         """See `Dealer`."""
+        self._log.put_back(deals)
         self._dealer.put_back(deals)
 
 
@@ -102,7 +109,7 @@ class Actions:
 
     Attributes:
         worker: its id.
-        deals: in order.
+        deals: in order, without those that were put back.
         pulls: by number, positions by shard; None for a read that gave way.
         pushes: tasks by sequence.
     """
@@ -140,6 +147,9 @@ def read_actions(path: Path) -> Actions:
 def _take(actions: Actions, line: Mapping[str, Any]) -> None:
     if "deal" in line:
         actions.deals.append(Deal(Order(line["deal"]), int(line["number"]), bool(line["alone"])))
+    elif "back" in line:
+        back = {(Order(order), int(number)) for order, number in line["back"]}
+        actions.deals = [deal for deal in actions.deals if (deal.order, deal.number) not in back]
     elif "pull" in line:
         actions.pulls[int(line["pull"])] = {int(shard): int(position) for shard, position in line["at"]}
     elif "interrupted" in line:

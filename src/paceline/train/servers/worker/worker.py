@@ -38,6 +38,7 @@ class Worker:
         read_ahead: what of the next task is read while one is computed.
         aside: where that is done; by default before it computes.
         listener: is told what was done.
+        idle: called where there is nothing to do, before it asks again.
         stopping: whether to leave after the task in progress.
     """
 
@@ -53,6 +54,7 @@ class Worker:
         read_ahead: ReadAhead = ReadAhead.SAMPLES,
         aside: Aside | None = None,
         listener: Listener | None = None,
+        idle: Callable[[], None] = lambda: time.sleep(_WAIT_S),
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._exchange = exchange
@@ -60,6 +62,7 @@ class Worker:
         self._computer = computer
         self._validation = validation
         self._listener = listener or Listener()
+        self._idle = idle
         self._stopping = stopping
         self._job: Job = exchange.job
         self._push_every = self._job.tables[0].consistency.push_every  # the same for all tables
@@ -96,7 +99,7 @@ class Worker:
             case Order.WAIT:
                 self._settle()
                 self._listener.on_wait()
-                time.sleep(_WAIT_S)
+                self._idle()
             case Order.END:
                 return False
         return True
@@ -163,7 +166,7 @@ class Worker:
         elif other.order in (Order.TASK, Order.EVALUATE):
             self._held.append(other)
         else:
-            time.sleep(_WAIT_S)
+            self._idle()
 
     def _push_gathered(self) -> None:
         """Push the sum of the gradients of the tasks that were kept."""
