@@ -18,6 +18,7 @@ from paceline.exchange.job import Job
 from paceline.exchange.membership import books
 from paceline.exchange.membership.books import Books
 from paceline.exchange.membership.coordinator import Coordinator
+from paceline.exchange.membership.partitions import AGAIN_S
 from paceline.exchange.membership.protocol import Message
 from paceline.exchange.membership.seats import Process
 from paceline.exchange.membership.state import State, listed
@@ -210,6 +211,29 @@ def test_where_memory_outlives_its_keeper_the_job_waits_for_another(tmp_path: Pa
     desk.join("t", "server")
     assert worker.answer(4)["deal"] == ["task", 1, False]
     assert desk.state.view.chains == ((3,),)
+
+
+def test_servers_that_do_not_reach_each_other_get_a_view_without_that(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, job(shards=6, replication=2), Terms(9, servers=3, lease_s=1e9))
+    peers = {id: desk.join(f"s{id}", "server") for id in (1, 2, 3)}
+    one, other = desk.state.view.chains[0]
+    desk.say(peers[other], "unreached", server=one + 7)  # nobody
+    assert desk.state.view.epoch == 3
+    desk.say(peers[one], "unreached", server=other)
+    assert desk.state.view.epoch == 4
+    third = 6 - one - other
+
+    def settle() -> None:
+        for _ in range(20):
+            for move in desk.state.view.moves:
+                desk.say(peers[move.source], "synced", shard=move.shard, target=move.target, begun=move.begun)
+
+    settle()
+    assert all(third in chain and len(chain) == 2 for chain in desk.state.view.chains)
+    assert any(line for line in (tmp_path / "events.jsonl").read_text().splitlines() if '"unreached"' in line)
+    desk.pass_s(AGAIN_S + 1)  # maybe they do by now
+    settle()
+    assert any(set(chain) == {one, other} for chain in desk.state.view.chains)
 
 
 def test_a_snapshot_that_fails_is_made_later_and_those_before_are_kept(tmp_path: Path, monkeypatch: Any) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +176,38 @@ def test_a_machine_that_is_lost_takes_one_copy_of_each_shard_at_most(machines: i
         world.settle()
         world.alive |= {100 * machines, 101 * machines}  # it is back
         world.settle()
+
+
+@pytest.mark.parametrize("replication", [2, 3])
+def test_servers_that_do_not_reach_each_other_hand_nothing_to_each_other(replication: int) -> None:
+    of, there = Job((), 24, replication=replication), servers(range(5))
+    view = begun(View(), there, of)
+    parted = [frozenset((0, 1)), frozenset((0, 2)), frozenset((3, 4))]
+    for known in range(1, 4):
+        while True:
+            after = next_view(view, there, of, synced=view.moves, parted=parted[:known])
+            links = [frozenset(pair) for chain in after.chains for pair in pairwise(chain)]
+            links += [frozenset((move.source, move.target)) for move in after.moves]
+            assert not set(links) & set(parted[:known])
+            for before, now in zip(view.chains, after.chains, strict=True):
+                assert set(now) & set(before)
+            if after == view:
+                break
+            view = after
+        assert {len(chain) for chain in view.chains} == {replication}
+        heads, _ = spread(view, there)
+        assert max(heads) <= 8
+
+
+def test_a_server_that_reaches_nobody_holds_nothing() -> None:
+    of, there = Job((), 12, replication=2), servers(range(4))
+    view = begun(View(), there, of)
+    parted = [frozenset((0, other)) for other in (1, 2, 3)]
+    for known in (2, 3):  # the first may be anybody's fault
+        view = next_view(view, there, of, parted=parted[:known])
+        while view.moves:
+            view = next_view(view, there, of, synced=view.moves, parted=parted[:known])
+    assert all(0 not in chain or chain == (0,) for chain in view.chains)
 
 
 EVENTS = st.tuples(st.sampled_from(["join", "die", "leave", "sync", "sync", "look"]), st.integers(0, 1 << 16))

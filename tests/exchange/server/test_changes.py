@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from paceline.errors import ConnectionLost
 from tests.exchange.server.labour import check, job, labour
 from tests.exchange.server.town import town
 
@@ -85,4 +88,59 @@ def test_a_source_dies_while_it_copies(tmp_path):
             place.kill(joined)
             work.more(10)
             place.settle()
+        check(work)
+
+
+class Swallowed:
+    """A connection of which nothing arrives, and that does not end by itself."""
+
+    sent_bytes = received_bytes = 0
+
+    def __init__(self):
+        self._closed = threading.Event()
+
+    def send(self, frame):
+        if self._closed.is_set():
+            raise ConnectionLost("closed")
+
+    def receive(self):
+        self._closed.wait()
+        raise ConnectionLost("closed")
+
+    def close(self):
+        self._closed.set()
+
+
+def refused():
+    raise ConnectionLost("no way")
+
+
+@pytest.mark.parametrize("way", [refused, Swallowed])
+def test_two_servers_that_do_not_reach_each_other_share_nothing_any_more(tmp_path, way):
+    with town(job(replication=2), tmp_path, 3, lease_s=0.2) as place:
+        with labour(place, 2) as work:
+            work.more(10)
+            pair = place.view.chains[0]
+            place.apart = frozenset(pair)
+            for one, other in (pair, pair[::-1]):
+                server, there = place.servers[one], place._addresses[other]
+                real = server._connect
+
+                def connect(address, real=real, there=there):
+                    return way() if address == there else real(address)
+
+                server._connect = connect
+                for outlet in server.keeper.outlets:
+                    if outlet.server == other:
+                        outlet._connect = connect
+                        outlet._connection.close()
+            work.more(20)
+            with place.changed:
+                parted = place.changed.wait_for(
+                    lambda: all(not place.apart <= set(chain) for chain in place.view.chains), 10
+                )
+            assert parted, place.view
+            place.settle()  # each shard has two copies, on servers that reach each other
+            assert all(not place.apart <= set(chain) for chain in place.view.chains)
+            work.more(10)
         check(work)

@@ -60,13 +60,24 @@ class Citizen:
     def synced(self, move: Move) -> None:
         self._town.synced(move)
 
+    def unreached(self, server: int) -> None:
+        self._town.unreached(self.id, server)
+
 
 class Town:
-    """A job on servers that come and go. `failures` are errors that servers died of."""
+    """A job on servers that come and go. `failures` are errors that servers died of.
 
-    def __init__(self, job: Job, folder: Path, *, transport: str = "unix", durable: bool = False) -> None:
+    apart: servers that are believed when they say that they do not reach each other.
+    """
+
+    def __init__(
+        self, job: Job, folder: Path, *, transport: str = "unix", durable: bool = False, lease_s: float = 2.0
+    ) -> None:
         self.directory = Directory(folder)
-        self.charter = Charter(job, Terms(tasks=100), Address(), transport=transport, durable=durable)
+        terms = Terms(tasks=100, lease_s=lease_s)
+        self.charter = Charter(job, terms, Address(), transport=transport, durable=durable)
+        self.apart: frozenset[int] = frozenset()
+        self._parted: set[frozenset[int]] = set()
         self.view = View()
         self.views: list[View] = []
         self.changed = threading.Condition()
@@ -144,6 +155,12 @@ class Town:
         self._synced.add(move)
         self._renew()
 
+    def unreached(self, one: int, other: int) -> None:
+        pair = frozenset((one, other))
+        if pair == self.apart and pair not in self._parted:
+            self._parted.add(pair)
+            self._renew()
+
     def worker(self, number: int, compression: Compressor | None = None) -> ServerExchange:
         return ServerExchange(self.charter, Citizen(self, WORKERS + number), SECRET, None, compression)
 
@@ -157,7 +174,14 @@ class Town:
             if not self.view.chains:
                 return
             leaving = self._leaving & self._addresses.keys()
-            made = next_view(self.view, self._addresses, self.charter.job, leaving=leaving, synced=self._synced)
+            made = next_view(
+                self.view,
+                self._addresses,
+                self.charter.job,
+                leaving=leaving,
+                synced=self._synced,
+                parted=self._parted,
+            )
             if made is not self.view:
                 self._set(made)
 
@@ -171,9 +195,11 @@ class Town:
 
 
 @contextmanager
-def town(job: Job, folder: Path, servers: int, *, transport: str = "unix", durable: bool = False) -> Iterator[Town]:
+def town(
+    job: Job, folder: Path, servers: int, *, transport: str = "unix", durable: bool = False, lease_s: float = 2.0
+) -> Iterator[Town]:
     """A town with some servers, begun."""
-    made = Town(job, folder, transport=transport, durable=durable)
+    made = Town(job, folder, transport=transport, durable=durable, lease_s=lease_s)
     try:
         for _ in range(servers):
             made.add()

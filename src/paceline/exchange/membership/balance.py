@@ -110,9 +110,9 @@ class Step(NamedTuple):
     after: Chain
 
 
-def copy(shard: int, chain: Chain, loads: Loads) -> Step | None:
-    """Return the best further copy of a shard, or None where all servers have it."""
-    free = [target for target in preferences(loads.servers, shard) if target not in chain]
+def copy(shard: int, chain: Chain, loads: Loads, without: Collection[int] = ()) -> Step | None:
+    """Return the best further copy of a shard, None where all servers have it. without: those that cannot have one."""
+    free = [target for target in preferences(loads.servers, shard) if target not in chain and target not in without]
     if not free:
         return None
     target = min(free, key=lambda one: loads.cost_of_target(one, head=not chain) + loads.apart((*chain, one)))
@@ -121,7 +121,7 @@ def copy(shard: int, chain: Chain, loads: Loads) -> Step | None:
 
 
 def shift(
-    chains: Sequence[tuple[int, Chain]], loads: Loads, allowed: Callable[[int, int], bool] = lambda source, target: True
+    chains: Sequence[tuple[int, Chain]], loads: Loads, allowed: Callable[[Chain, int], bool] = lambda *_: True
 ) -> Step | None:
     """Return the step that evens the loads most, or None where none does.
 
@@ -131,7 +131,7 @@ def shift(
     Args:
         chains: those that may change, with their shards.
         loads: of all chains.
-        allowed: whether a copy may be made from one server to another now.
+        allowed: whether a chain may get a copy at a server now.
     """
     best: Step | None = None
     costs = {target: loads.cost_of_target(target) for target in loads.servers}
@@ -143,7 +143,7 @@ def shift(
         if least >= (best.growth if best else 0):
             continue
         for target in preferences(loads.servers, shard):
-            if target in chain or not allowed(chain[-1], target):
+            if target in chain or not allowed(chain, target):
                 continue
             for at, saved in enumerate(found):
                 growth = of_target[target] + saved

@@ -16,6 +16,7 @@ from typing import Any, Final
 from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Deal, Order
 from paceline.exchange.membership.books import Books
+from paceline.exchange.membership.partitions import Partitions
 from paceline.exchange.membership.presence import Peer, Presence
 from paceline.exchange.membership.protocol import Message
 from paceline.exchange.membership.report import described, headcount, wants
@@ -59,6 +60,7 @@ class Coordinator:
         self._members: dict[int, Presence] = {seat: Presence(now_s) for seat in books.state.seats}
         self._peers: dict[Peer, int] = {}
         self._synced: set[Move] = set()
+        self._partitions = Partitions()
         self._servers_changed = False
         self._short = False
         self._told_orphans = False
@@ -106,6 +108,8 @@ class Coordinator:
             move = Move(message["shard"], id, message["target"], message["begun"])
             if move in books.state.view.moves:
                 self._synced.add(move)
+        elif what == "unreached":
+            self._part(id, int(message["server"]))
         elif what == "file":
             self._snapshots.written(message["number"], message["shard"], message["name"])
         elif what == "unwritten":
@@ -153,7 +157,7 @@ class Coordinator:
                 self.remove(id, f"it was silent for {silent_s:.2f} s; a lease is {self._terms.lease_s:g} s")
             elif presence.until_s is not None and now_s > presence.until_s:
                 self.remove(id, "its connection ended")
-        if self._servers_changed or self._synced:
+        if self._partitions.expire(now_s) or self._servers_changed or self._synced:
             self._renew()
         self._tell_shortage()
         self._answer_questions()
@@ -173,6 +177,7 @@ class Coordinator:
         self._books.event(name, id=id, role=seat.role.value, why=why)
         _LOG.info("%s %d %s: %s", seat.role.value, id, "is gone" if name == "gone" else "left", why)
         self._servers_changed |= seat.role is Role.SERVER
+        self._partitions.forget(id)
         if presence.peer is not None:
             del self._peers[presence.peer]
             if presence.leaving is not None:
@@ -250,6 +255,15 @@ class Coordinator:
         else:
             self._servers_changed = True
 
+    def _part(self, id: int, other: int) -> None:
+        """A server says that it does not reach another, with which it has a shard in common."""
+        view = self._books.state.view
+        if other in view.servers and any(view.successor(shard, id) == other for shard in range(len(view.chains))):
+            self._partitions.add(id, other, self._now_s)
+            self._books.event("unreached", id=id, server=other)
+            _LOG.warning("server %d does not reach server %d: what they shared goes elsewhere", id, other)
+            self._servers_changed = True
+
     def _renew(self) -> None:
         """Make the next view; servers that nothing depends on any more may go."""
         state, synced = self._books.state, frozenset(self._synced)
@@ -264,15 +278,15 @@ class Coordinator:
             view = begun(state.view, servers, self._job) if ready else View(state.view.epoch + 1, servers)
             self._publish(view)
             return
-        leaving = [seat.id for seat in state.members(Role.SERVER, leaving=True)]
-        view = next_view(state.view, servers, self._job, leaving=leaving, synced=synced)
+        leaving, parted = [seat.id for seat in state.members(Role.SERVER, leaving=True)], self._partitions.pairs
+        view = next_view(state.view, servers, self._job, leaving=leaving, synced=synced, parted=parted)
         free = [id for id in leaving if may_go(view, id)]
         if free:
             for id in free:
                 self.remove(id, "it left")
             self._servers_changed = False
             leaving = [id for id in leaving if id not in free]
-            view = next_view(state.view, state.servers(), self._job, leaving=leaving, synced=synced)
+            view = next_view(state.view, state.servers(), self._job, leaving=leaving, synced=synced, parted=parted)
         if view != state.view:
             self._publish(view)
 

@@ -216,6 +216,10 @@ class Member:
         """Say that the target of a move, of which this server is the source, has all of the shard."""
         self._link.say({"say": "synced", "shard": move.shard, "target": move.target, "begun": move.begun})
 
+    def unreached(self, server: int) -> None:
+        """Say that this server does not reach a successor, which may be reached by others."""
+        self._link.say({"say": "unreached", "server": server}, keep=False)
+
     def snapshot_written(self, number: int, shard: int, name: str) -> None:
         """Say that a shard is in a snapshot; name: of its file there."""
         self._link.say({"say": "file", "number": number, "shard": shard, "name": name})

@@ -2,9 +2,9 @@
 
 What they promise, whoever comes and goes in whatever order: a shard of which any copy lives has one head, which was in
 its chain before or held a finished copy; a chain only ever loses servers, and gains the target of a finished move at
-its end; a server that wants to leave keeps its shards until others have them; and once nobody comes or goes any more,
-every shard has `replication` copies (as far as there are servers), on different machines (as far as there are such),
-and nothing moves.
+its end; in a chain each server reaches the next, for all that was said; a server that wants to leave keeps its shards
+until others have them; and once nobody comes or goes any more, every shard has `replication` copies (as far as there
+are servers that reach each other), on different machines (as far as there are such), and nothing moves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Final
 from paceline.exchange.job import Job
 from paceline.exchange.membership import ring
 from paceline.exchange.membership.balance import Loads, copy, shift, shortened
+from paceline.exchange.membership.partitions import joined, unreached
 from paceline.exchange.membership.ring import Chain
 from paceline.exchange.view import Address, Move, View
 
@@ -41,6 +42,7 @@ def next_view(
     *,
     leaving: Collection[int] = (),
     synced: Collection[Move] = (),
+    parted: Collection[frozenset[int]] = (),
 ) -> View:
     """Return the view that follows, or the same one where nothing is to change.
 
@@ -50,12 +52,18 @@ def next_view(
         job: its replication.
         leaving: who is there and wants to go: it is given nothing, and what it has goes to others.
         synced: moves whose targets have all that their sources have.
+        parted: pairs of servers that do not reach each other.
     """
     staying = [server for server in servers if server not in leaving]
     length = min(job.replication, len(staying))
-    chains = [tuple(server for server in chain if server in servers) for chain in view.chains]
+    there = (tuple(server for server in chain if server in servers) for chain in view.chains)
+    chains = [joined(chain, parted, leaving) for chain in there]
     loads = Loads(chains, staying, _machines(servers))
-    moves = [move for move in view.moves if _stands(move, chains, servers, staying, synced)]
+    moves = [
+        move
+        for move in view.moves
+        if _stands(move, chains, servers, staying, synced) and frozenset((move.source, move.target)) not in parted
+    ]
     under_way = {move.shard for move in moves}
     for shard, chain in enumerate(chains):
         if shard not in under_way:
@@ -67,7 +75,7 @@ def next_view(
         if move in synced:
             chains[move.shard] = trimmed
     moves = [move for move in moves if move not in synced]
-    moves += _begun_moves(chains, moves, length, leaving, loads, view.epoch + 1)
+    moves += _begun_moves(chains, moves, length, leaving, loads, parted, view.epoch + 1)
     made = replace(view, servers=dict(servers), chains=tuple(chains), moves=tuple(moves))
     return view if made == view else replace(made, epoch=view.epoch + 1)
 
@@ -115,6 +123,7 @@ def _begun_moves(
     length: int,
     leaving: Collection[int],
     loads: Loads,
+    parted: Collection[frozenset[int]],
     epoch: int,
 ) -> list[Move]:
     """Further moves: first to where copies lack, and once none lack, to where there is less to do.
@@ -131,14 +140,18 @@ def _begun_moves(
         if len(stay := tuple(server for server in chain if server not in leaving)) < length
     }
     for shard, stay in sorted(lacking.items(), key=lambda entry: len(entry[1])):
-        step = copy(shard, stay, loads)
+        step = copy(shard, stay, loads, unreached((*stay[-1:], open_shards[shard][-1]), parted))
         if step and limits.allow(open_shards[shard][-1], step.target):
             limits.take(open_shards[shard][-1], step.target)
             loads.replace(open_shards[shard], step.after)
             begun.append(Move(shard, open_shards[shard][-1], step.target, epoch))
     if lacking:
         return begun
-    while step := shift(list(open_shards.items()), loads, limits.allow):
+    while step := shift(
+        list(open_shards.items()),
+        loads,
+        lambda chain, target: limits.allow(chain[-1], target) and target not in unreached(chain[-2:], parted),
+    ):
         chain = open_shards.pop(step.shard)
         limits.take(chain[-1], step.target)
         loads.replace(chain, step.after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -29,6 +30,12 @@ _BATCH_BYTES: Final = 16 << 20
 _BATCH_ENTRIES: Final = 256
 """Most that one message has, so that acknowledgements come while more is under way."""
 
+_PING_S: Final = 0.5
+"""Between questions whether the successor is there."""
+
+_SLOWEST_BYTES_PER_S: Final = 1 << 20
+"""A successor that takes less of what it is sent counts as not reached."""
+
 
 class Link:
     """An outlet with a thread that sends and one that receives; see `outlet.Outlet`.
@@ -51,13 +58,16 @@ class Link:
         connect: Callable[[Address], Connection],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._keeper, self._server, self._address, self._copying = keeper, server, address, copying
+        self.server: Final = server
+        self._keeper, self._address, self._copying = keeper, address, copying
         self._connect, self._failed = connect, failed
         self._queue: deque[Entry | int] = deque()
         self._wake = threading.Condition(keeper.lock)
         self._connection: Connection | None = None
         self._gone_bytes = (0, 0)  # sent and received over connections that ended
         self._broken = False
+        self._asked: tuple[float, int] | None = None  # since when nothing was heard, and bytes that were sent since
+        self._pinged_s = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"to server {server}", daemon=True)
         self._thread.start()
@@ -80,6 +90,14 @@ class Link:
         if connection is not None:
             connection.close()
 
+    def is_silent(self, patience_s: float) -> bool:
+        """See `outlet.Outlet`."""
+        asked = self._asked
+        if asked is None:
+            return False
+        since_s, sent_bytes = asked
+        return time.monotonic() - since_s > patience_s + sent_bytes / _SLOWEST_BYTES_PER_S
+
     @property
     def queued(self) -> int:
         """See `outlet.Outlet`."""
@@ -95,13 +113,14 @@ class Link:
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
+                self._asks(0)
                 try:
                     connection = self._connect(self._address)
                 except ConnectionLost:
                     self._closed.wait(_AGAIN_S)
                     continue
                 except ExchangeError as error:  # somebody else may listen there by now; the next view tells
-                    _log.warning("cannot reach server %d: %s", self._server, error)
+                    _log.warning("cannot reach server %d: %s", self.server, error)
                     self._closed.wait(_STRANGE_S)
                     continue
                 self._serve(connection)
@@ -116,9 +135,11 @@ class Link:
             connection.send(Frame(Kind.HELLO, text=hello))
             with self._keeper.lock:
                 self._connection, self._broken = connection, False
-                self._keeper.reconnected(self._server, self)
+                self._keeper.reconnected(self.server, self)
             receiver.start()
+            self._pinged_s = 0.0
             while (frame := self._next()) is not None:
+                self._asks(sum(tensor.nbytes for tensor in frame.tensors))
                 connection.send(frame)
         except ConnectionLost:
             pass
@@ -131,11 +152,16 @@ class Link:
 
     def _next(self) -> Frame | None:
         """Wait for what is to be sent; None: the connection is of no use any more."""
-        keeper = self._keeper
+        keeper, ping_s = self._keeper, self._pinged_s + _PING_S
         with keeper.lock:
-            self._wake.wait_for(lambda: self._queue or self._broken or self._closed.is_set())
+            self._wake.wait_for(
+                lambda: self._queue or self._broken or self._closed.is_set(), max(0.0, ping_s - time.monotonic())
+            )
             if self._broken or self._closed.is_set():
                 return None
+            if time.monotonic() >= ping_s:
+                self._pinged_s = time.monotonic()
+                return Frame(Kind.PING)
             first = self._queue[0]
             if isinstance(first, int):
                 self._queue.popleft()
@@ -160,11 +186,20 @@ class Link:
         frame.kind = Kind.FORWARD
         return frame
 
+    def _asks(self, sent_bytes: int) -> None:
+        """Something is sent that is to be answered."""
+        since_s, before_bytes = self._asked or (time.monotonic(), 0)
+        self._asked = since_s, before_bytes + sent_bytes
+
     def _receive(self, connection: Connection) -> None:
         try:
             while True:
-                numbers = connection.receive().numbers.tolist()
-                self._keeper.acknowledged(self._server, list(zip(numbers[::2], numbers[1::2], strict=True)))
+                frame = connection.receive()
+                self._asked = None
+                if frame.kind == Kind.PING:
+                    continue
+                numbers = frame.numbers.tolist()
+                self._keeper.acknowledged(self.server, list(zip(numbers[::2], numbers[1::2], strict=True)))
         except ConnectionLost:
             pass
         except Exception as error:

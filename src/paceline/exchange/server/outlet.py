@@ -23,6 +23,15 @@ class Outlet(Protocol):
         ...
 
     @property
+    def server(self) -> int:
+        """The successor."""
+        ...
+
+    def is_silent(self, patience_s: float) -> bool:
+        """Whether the successor should have been heard from, or reached, by now."""
+        ...
+
+    @property
     def queued(self) -> int:
         """Entries and copies that were not sent yet."""
         ...

@@ -27,7 +27,10 @@ from paceline.exchange.wire.listen import Listener
 _log = logging.getLogger(__name__)
 
 _VIEW_S: Final = 1.0
-"""How long one question for a newer view waits."""
+"""How long one question for a newer view waits, at most."""
+
+_PATIENCE: Final = 1.5
+"""Leases within which a successor is to be reached: it is no member any more by then, if it is gone or hangs."""
 
 
 class Membership(Protocol):
@@ -54,6 +57,10 @@ class Membership(Protocol):
 
     def synced(self, move: Move) -> None:
         """The target of a move from this server has all of the shard."""
+        ...
+
+    def unreached(self, server: int) -> None:
+        """A successor of this server is not reached from here."""
         ...
 
 
@@ -178,11 +185,18 @@ class Server:
         return connect(address, self._secret, transport=charter.transport, streams=charter.streams)
 
     def _follow(self) -> None:
-        """Go by each new view."""
+        """Go by each new view; say in between which successors are not reached."""
+        lease_s = self._charter.terms.lease_s
         while not self._closed.is_set():
-            view = self._member.wait_for_view(self.keeper.epoch, _VIEW_S)
+            view = self._member.wait_for_view(self.keeper.epoch, min(_VIEW_S, lease_s / 2))
             if view.epoch > self.keeper.epoch:
                 self._adopt(view)
+                continue
+            with self.keeper.lock:
+                outlets = self.keeper.outlets
+            for server in {outlet.server for outlet in outlets if outlet.is_silent(_PATIENCE * lease_s)}:
+                _log.warning("server %d is not reached from here", server)
+                self._member.unreached(server)
 
     def _adopt(self, view: View) -> None:
         keeper = self.keeper

@@ -56,6 +56,8 @@ class News:
                 return f"{event['role']} {event['id']} is gone: {event['why']}"
             case "left":
                 return f"{event['role']} {event['id']} left"
+            case "unreached":
+                return f"server {event['id']} does not reach server {event['server']}: what they shared goes elsewhere"
             case "recovered":
                 return "the coordinator is back, and knows all that it knew"
             case "snapshot failed":
