@@ -25,6 +25,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m paceline.shm >/dev/null || true
 	$(BIN)/python -m paceline.exchange.table >/dev/null || true
+	$(BIN)/python -m paceline.exchange.wire >/dev/null || true
 	@touch $@
 
 demo: env  ## Train a byte-level GPT on Python's own standard library: two processes, a few minutes.

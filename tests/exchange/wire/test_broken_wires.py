@@ -38,9 +38,23 @@ def raw(frame: Frame) -> bytes:
 
 
 def receiving(data: bytes) -> Frame:
-    """Return what is made of bytes after which the peer is gone."""
+    """Return what native code and Python make of bytes after which the peer is gone: the same."""
+    try:
+        made = made_of(data, portable=True)
+    except ExchangeError as error:
+        with pytest.raises(type(error)) as found:
+            made_of(data, portable=False)
+        assert (type(found.value), str(found.value)) == (type(error), str(error))
+        raise
+    assert raw(made_of(data, portable=False)) == raw(made)
+    return made
+
+
+def made_of(data: bytes, *, portable: bool) -> Frame:
     ours, theirs = socket.socketpair()
     connection = SocketConnection(ours)
+    if portable:
+        connection._wire = None
     try:
         theirs.sendall(data)
         theirs.close()

@@ -182,7 +182,9 @@ def test_bytes_are_counted(client: Connection) -> None:
 def test_what_cannot_be_sent_is_refused_and_the_connection_goes_on(
     client: Connection, frame: Frame, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "_MAX_REST_BYTES", 4096)
+    if frame.text:  # native code has this limit of its own, and leaves what is beyond it to Python
+        monkeypatch.setattr(codec, "_MAX_REST_BYTES", 4096)
+        monkeypatch.setattr(client, "_wire", None)
     with pytest.raises(ExchangeError, match=said):
         client.send(frame)
     assert_same(Frame(3), returned(client, Frame(3)))

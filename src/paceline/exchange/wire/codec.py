@@ -33,7 +33,7 @@ _HEAD: Final = struct.Struct("<4sHHIIIIqqqqqd")
 HEAD_BYTES: Final = _HEAD.size
 _SEGMENT_AT: Final = struct.calcsize("<4sH")
 
-_TYPES: Final = (
+TYPES: Final = (
     torch.uint8,
     torch.int8,
     torch.int16,
@@ -45,13 +45,14 @@ _TYPES: Final = (
     torch.float32,
     torch.float64,
 )
-_SIZES: Final = tuple(dtype.itemsize for dtype in _TYPES)
-_BFLOAT16: Final = _TYPES.index(torch.bfloat16)
+"""Of tensors that can be sent; frames have their numbers."""
+_SIZES: Final = tuple(dtype.itemsize for dtype in TYPES)
+_BFLOAT16: Final = TYPES.index(torch.bfloat16)
 NUMPY_TYPES: Final = {
-    dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in _TYPES if dtype is not torch.bfloat16
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in TYPES if dtype is not torch.bfloat16
 }
 """Types that NumPy has too: it makes arrays of memory in fewer calls than PyTorch makes tensors."""
-_NUMBERS: Final = {NUMPY_TYPES[dtype].num: number for number, dtype in enumerate(_TYPES) if dtype in NUMPY_TYPES}
+_NUMBERS: Final = {NUMPY_TYPES[dtype].num: number for number, dtype in enumerate(TYPES) if dtype in NUMPY_TYPES}
 _SHAPES: Final = tuple(struct.Struct(f"<BB{rank}Q") for rank in range(_MAX_RANK + 1))
 
 Laid: TypeAlias = tuple[int, NDArray[Any]]
@@ -193,13 +194,13 @@ def _laid_otherwise(tensor: Tensor) -> Laid:
         raise ExchangeError(
             f"a tensor on {tensor.device} with layout {tensor.layout} cannot be sent; bring it to the CPU, dense."
         )
-    if tensor.dtype not in _TYPES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _TYPES)
+    if tensor.dtype not in TYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in TYPES)
         raise ExchangeError(f"tensors of type {tensor.dtype} cannot be sent; those of {known} can.")
     plain = tensor.detach().resolve_neg()
     if plain.dtype is torch.bfloat16:
         return _BFLOAT16, plain.view(torch.int16).numpy()
-    return _TYPES.index(plain.dtype), plain.numpy()
+    return TYPES.index(plain.dtype), plain.numpy()
 
 
 def _metas(count: int, shapes: memoryview) -> list[Meta]:
@@ -208,7 +209,7 @@ def _metas(count: int, shapes: memoryview) -> list[Meta]:
         if at + 2 > len(shapes) or at + 2 + 8 * shapes[at + 1] > len(shapes):
             raise ExchangeError("a frame's shapes end too early.")
         number, rank = shapes[at], shapes[at + 1]
-        if number >= len(_TYPES) or rank > _MAX_RANK:
+        if number >= len(TYPES) or rank > _MAX_RANK:
             raise ExchangeError(f"a frame has a tensor of unknown type {number} with {rank} dimensions.")
         shape = _SHAPES[rank].unpack_from(shapes, at)[2:]
         at += 2 + 8 * rank
@@ -217,7 +218,7 @@ def _metas(count: int, shapes: memoryview) -> list[Meta]:
             raise ExchangeError(
                 f"a frame announces tensors of more than {MAX_TENSOR_BYTES >> 30} GiB, among them one of shape {shape}."
             )
-        metas.append(Meta(_TYPES[number], shape))
+        metas.append(Meta(TYPES[number], shape))
     if at != len(shapes):
         raise ExchangeError(f"a frame's shapes have {len(shapes) - at} bytes too many.")
     return metas

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from mmap import mmap
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -83,8 +83,17 @@ class Memory:
 def _allocated(count: int) -> memoryview:
     try:
         return torch.empty(count, dtype=torch.uint8).numpy().data
-    except RuntimeError as error:
-        raise ExchangeError(f"a frame announces {count} bytes of tensors, and there is no memory for them.") from error
+    except RuntimeError:
+        no_room(count)
+
+
+def no_room(count: int) -> NoReturn:
+    """Say that there is no memory for the tensors of a frame.
+
+    Raises:
+        ExchangeError: always.
+    """
+    raise ExchangeError(f"a frame announces {count} bytes of tensors, and there is no memory for them.")
 
 
 def placed(place: Placing | None, frame: Frame, metas: Sequence[Meta]) -> list[Tensor] | None:
@@ -96,6 +105,16 @@ def placed(place: Placing | None, frame: Frame, metas: Sequence[Meta]) -> list[T
     given = place(frame, metas) if place is not None else None
     if given is None:
         return None
+    check_fit(given, metas)
+    return [tensor.detach() for tensor in given]
+
+
+def check_fit(given: Sequence[Tensor], metas: Sequence[Meta]) -> None:
+    """Check that places are such that tensors can be received there.
+
+    Raises:
+        ExchangeError: they are not.
+    """
     if len(given) != len(metas):
         raise ExchangeError(f"a frame has {len(metas)} tensors, and there are places for {len(given)}.")
     for number, (tensor, meta) in enumerate(zip(given, metas, strict=True)):
@@ -106,4 +125,3 @@ def placed(place: Placing | None, frame: Frame, metas: Sequence[Meta]) -> list[T
                 f"{tensor.dtype}{list(tensor.shape)} on {tensor.device} with strides {tensor.stride()}; a place is "
                 "contiguous, on the CPU, and has as many elements of the same type."
             )
-    return [tensor.detach() for tensor in given]

@@ -38,6 +38,9 @@ _PATIENCE_MS: Final = 2
 class SharedConnection(SocketConnection):
     """Frames over a Unix socket and shared memory; see `frame.Connection`."""
 
+    _ahead = False  # descriptors come with frames
+    _most_bytes = _INLINE_BYTES - 1
+
     def __init__(self, sock: socket.socket, turns: socket.socket, name: str = "a peer") -> None:
         """Take a connected Unix socket, and another between the same two processes for turns."""
         super().__init__(sock, name)
@@ -59,7 +62,7 @@ class SharedConnection(SocketConnection):
         self._turns.close()
 
     def _send(self, sock: socket.socket, first: bytes, views: list[memoryview]) -> None:
-        if sum(map(len, views)) < _INLINE_BYTES:
+        if sum(map(len, views)) <= self._most_bytes:
             return super()._send(sock, first, views)
         number, starts = self._turn(views)
         segment = self._segments[number]
@@ -119,7 +122,7 @@ class SharedConnection(SocketConnection):
     def _receive(
         self, sock: socket.socket, segment: int, wanted: list[Tensor] | None, metas: Sequence[Meta]
     ) -> list[Tensor]:
-        arrived, self._arrived = self._arrived, []
+        arrived, self._arrived = self._arrived if self._wire is None else self._wire.files(), []
         if not segment:
             return super()._receive(sock, segment, wanted, metas)
         for file in arrived:

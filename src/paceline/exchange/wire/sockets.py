@@ -11,7 +11,8 @@ from typing import Final
 from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
-from paceline.exchange.wire.codec import HEAD_BYTES, announced, encoded, head, views_of
+from paceline.exchange.wire.choice import wire
+from paceline.exchange.wire.codec import HEAD_BYTES, MAX_TENSOR_BYTES, announced, encoded, head, views_of
 from paceline.exchange.wire.frame import Frame, Meta, Placing
 from paceline.exchange.wire.guarded import Guarded
 from paceline.exchange.wire.memory import Memory, placed
@@ -73,6 +74,11 @@ def _after(pieces: list[memoryview], count: int) -> list[memoryview]:
 class SocketConnection:
     """Frames over one socket; see `frame.Connection`."""
 
+    _ahead = True
+    """All that comes over the socket are frames."""
+    _most_bytes = MAX_TENSOR_BYTES
+    """Of tensors that simply follow their head."""
+
     def __init__(self, sock: socket.socket, name: str = "a peer") -> None:
         """Take a connected socket, of which nobody else reads or writes any more. name: of the peer, in errors."""
         tune(sock)
@@ -81,9 +87,16 @@ class SocketConnection:
         self._sending = threading.Lock()
         self._memory = Memory()
         self._head = bytearray(HEAD_BYTES)
+        self._wire = wire(ahead=self._ahead)
 
     def send(self, frame: Frame) -> None:
         """Send a frame; see `frame.Connection`."""
+        if self._wire is not None:
+            with self._sending, self._socket as sock:
+                sent = self._wire.send(sock.fileno(), frame, self._most_bytes)
+                self.sent_bytes += max(0, sent)
+            if sent >= 0:
+                return
         first, views = encoded(frame)
         with self._sending, self._socket as sock:
             self._send(sock, first, views)
@@ -91,6 +104,20 @@ class SocketConnection:
 
     def receive(self, place: Placing | None = None) -> Frame:
         """Wait for a frame; see `frame.Connection`."""
+        if self._wire is None:
+            return self._received(place)
+        with self._socket as sock:
+            read = self._wire.receive(sock.fileno(), place, self._most_bytes)
+            if read is None:
+                raise ConnectionLost(f"{self._socket.name} closed the connection.")
+            frame, count, segment, metas = read
+            if metas is not None:
+                frame.tensors = self._receive(sock, segment, placed(place, frame, metas), metas)
+            self.received_bytes += count
+        return frame
+
+    def _received(self, place: Placing | None) -> Frame:
+        """Wait for a frame and read it in Python."""
         with self._socket as sock:
             count = self._hear(sock, self._head)
             if not count:

@@ -42,6 +42,9 @@ def divided(views: Sequence[memoryview], parts: int) -> list[list[memoryview]]:
 class StripedConnection(SocketConnection):
     """Frames over several sockets to one peer; see `frame.Connection`."""
 
+    _ahead = False
+    _most_bytes = _LEAST_BYTES - 1
+
     def __init__(self, socks: Sequence[socket.socket], name: str = "a peer") -> None:
         """Take connected sockets, in the same order at both ends."""
         super().__init__(socks[0], name)
@@ -61,14 +64,14 @@ class StripedConnection(SocketConnection):
             helper.end()
 
     def _send(self, sock: socket.socket, first: bytes, views: list[memoryview]) -> None:
-        if sum(map(len, views)) < _LEAST_BYTES:
+        if sum(map(len, views)) <= self._most_bytes:
             return super()._send(sock, first, views)
         ours, *parts = divided(views, 1 + len(self._others))
         with _helped(self._senders, parts, self.close):
             super()._send(sock, first, ours)
 
     def _fill(self, sock: socket.socket, pieces: list[memoryview]) -> None:
-        if sum(map(len, pieces)) < _LEAST_BYTES:
+        if sum(map(len, pieces)) <= self._most_bytes:
             return super()._fill(sock, pieces)
         ours, *parts = divided(pieces, 1 + len(self._others))
         with _helped(self._receivers, parts, self.close):

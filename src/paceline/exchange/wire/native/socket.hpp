@@ -1,0 +1,135 @@
+// Bytes over a socket that blocks. What can be done at once is done with the interpreter held: to give it up and have it
+// back takes longer than to copy what a small frame has, where other threads want it.
+#pragma once
+
+#include <Python.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <vector>
+
+namespace paceline::wire {
+
+// An error of the interpreter is set.
+struct Raised {};
+
+class Released {
+ public:
+  Released() : state_(PyEval_SaveThread()) {}
+  ~Released() { PyEval_RestoreThread(state_); }
+  Released(const Released&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// Calls a system call with flags until it says something; returns what, 0 or more.
+template <typename Call>
+size_t insisted(Call&& call, bool at_once) {
+  if (at_once) {
+    const ssize_t count = call(MSG_DONTWAIT);
+    if (count >= 0) {
+      return static_cast<size_t>(count);
+    }
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+      PyErr_SetFromErrno(PyExc_OSError);
+      throw Raised();
+    }
+  }
+  for (;;) {
+    ssize_t count = 0;
+    int error = 0;
+    {
+      const Released released;
+      count = call(0);
+      error = errno;
+    }
+    if (count >= 0) {
+      return static_cast<size_t>(count);
+    }
+    if (error != EINTR) {
+      errno = error;
+      PyErr_SetFromErrno(PyExc_OSError);
+      throw Raised();
+    }
+    if (PyErr_CheckSignals() != 0) {
+      throw Raised();
+    }
+  }
+}
+
+constexpr size_t kAtOnceBytes = size_t{256} << 10;
+constexpr size_t kMostPieces = 1024;  // IOV_MAX of Linux
+
+// Pieces of memory, from the first that is not done yet.
+class Pieces {
+ public:
+  void clear() {
+    pieces_.clear();
+    at_ = 0;
+    left_ = 0;
+  }
+  void add(void* data, size_t bytes) {
+    if (bytes > 0) {
+      pieces_.push_back({data, bytes});
+      left_ += bytes;
+    }
+  }
+  // Sets what comes before all others, for which a place of one byte was kept.
+  void first(void* data, size_t bytes) {
+    pieces_[0] = {data, bytes};
+    left_ += bytes - 1;
+  }
+  size_t left() const { return left_; }
+  iovec* begin() { return pieces_.data() + at_; }
+  size_t count() const { return std::min(pieces_.size() - at_, kMostPieces); }
+  void done(size_t bytes) {
+    left_ -= bytes;
+    while (bytes > 0) {
+      iovec& piece = pieces_[at_];
+      const size_t part = std::min(bytes, piece.iov_len);
+      piece.iov_base = static_cast<char*>(piece.iov_base) + part;
+      piece.iov_len -= part;
+      bytes -= part;
+      at_ += piece.iov_len == 0 ? 1 : 0;
+    }
+  }
+
+ private:
+  std::vector<iovec> pieces_;
+  size_t at_ = 0;
+  size_t left_ = 0;
+};
+
+inline void send_all(int socket, Pieces& pieces) {
+  while (pieces.left() > 0) {
+    msghdr message{};
+    message.msg_iov = pieces.begin();
+    message.msg_iovlen = pieces.count();
+    const auto call = [&](int flags) { return sendmsg(socket, &message, flags | MSG_NOSIGNAL); };
+    pieces.done(insisted(call, pieces.left() <= kAtOnceBytes));
+  }
+}
+
+// Fills pieces; returns false where the peer is gone before they are full.
+inline bool receive_all(int socket, Pieces& pieces) {
+  while (pieces.left() > 0) {
+    msghdr message{};
+    message.msg_iov = pieces.begin();
+    message.msg_iovlen = pieces.count();
+    const auto call = [&](int flags) {
+      return recvmsg(socket, &message, flags | (flags == 0 ? MSG_WAITALL : 0) | MSG_CMSG_CLOEXEC);
+    };
+    const size_t count = insisted(call, pieces.left() <= kAtOnceBytes);
+    if (count == 0) {
+      return false;
+    }
+    pieces.done(count);
+  }
+  return true;
+}
+
+}  // namespace paceline::wire

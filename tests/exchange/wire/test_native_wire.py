@@ -1,0 +1,120 @@
+"""Frames in native code: the bytes that Python makes, read however they arrive."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import ExchangeError
+from paceline.exchange.wire import choice
+from paceline.exchange.wire.build import BuildError
+from paceline.exchange.wire.codec import TYPES, encoded
+from paceline.exchange.wire.frame import Frame, Meta
+from paceline.exchange.wire.sockets import SocketConnection
+
+FRAMES = [
+    Frame(0),
+    Frame(65535, -(2**63), 2**63 - 1, 1, 2, -1, float("nan"), np.arange(5), "Grüße \0", [torch.tensor(2.5)]),
+    Frame(3, tensors=[torch.arange(6).view(2, 3).to(dtype) for dtype in TYPES]),
+    Frame(4, tensors=[torch.empty(0, 7), torch.ones(2, 0, 3), torch.ones(3, requires_grad=True)]),
+    Frame(5, numbers=np.arange(10)[::2], tensors=[torch.arange(12.0).view(3, 4).t(), torch.arange(9)[3:7]]),
+    Frame(6, tensors=[torch.complex(torch.ones(2), torch.ones(2)).conj().imag]),
+    Frame(7, numbers=np.arange(3, dtype=np.int32), tensors=(torch.arange(100_000.0),)),
+]
+"""What is usual, and what native code leaves to Python."""
+
+
+def raw(frame: Frame) -> bytes:
+    first, views = encoded(frame)
+    return b"".join([first, *views])
+
+
+def joined() -> tuple[SocketConnection, socket.socket]:
+    ours, theirs = socket.socketpair()
+    connection = SocketConnection(ours)
+    assert connection._wire is not None
+    return connection, theirs
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=[str(frame.kind) for frame in FRAMES])
+def test_the_bytes_are_those_of_python(frame: Frame) -> None:
+    connection, theirs = joined()
+    sent: list[bytes] = []
+    with theirs:
+        reader = threading.Thread(target=lambda: sent.append(theirs.makefile("rb").read()))
+        reader.start()
+        connection.send(frame)
+        connection.close()
+        reader.join(20)
+    assert sent == [raw(frame)]
+    assert connection.sent_bytes == len(sent[0])
+
+
+@pytest.mark.parametrize("piece", [1, 71, 1000, 10**6])
+def test_frames_are_read_however_they_arrive(piece: int) -> None:
+    """Byte by byte, and several at once: what was read ahead is of the next."""
+    frames = [FRAMES[2], FRAMES[0], FRAMES[1], FRAMES[5], FRAMES[4], FRAMES[0]]
+    data = b"".join(map(raw, frames))
+    connection, theirs = joined()
+    with theirs:
+        pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
+        writer = threading.Thread(target=lambda: [theirs.sendall(part) for part in pieces])
+        writer.start()
+        for frame in frames:
+            assert raw(connection.receive()) == raw(frame)
+        writer.join(20)
+    assert connection.received_bytes == len(data)
+    connection.close()
+
+
+def test_places_are_those_of_the_receiver_or_refused() -> None:
+    connection, theirs = joined()
+    frame = Frame(1, tensors=[torch.arange(6.0).view(2, 3), torch.arange(3)])
+    places = [torch.empty(6), torch.empty(3, dtype=torch.int64)]
+    metas: list[Meta] = []
+    with theirs:
+        theirs.sendall(raw(frame) * 2)
+        received = connection.receive(lambda _, given: metas.extend(given) or places)
+        assert metas == [Meta(torch.float32, (2, 3)), Meta(torch.int64, (3,))]
+        assert [tensor.data_ptr() for tensor in received.tensors] == [place.data_ptr() for place in places]
+        assert torch.equal(places[0], torch.arange(6.0))
+        with pytest.raises(ExchangeError, match=r"tensor 1 of a frame is torch\.int64"):
+            connection.receive(lambda *_: [torch.empty(6), torch.empty(3)])
+
+
+def test_memory_is_taken_again_and_given_back() -> None:
+    connection, theirs = joined()
+    large, small = Frame(1, tensors=[torch.ones(100_000)]), Frame(1, tensors=[torch.arange(5.0), torch.arange(7)])
+    with theirs:
+        writer = threading.Thread(target=lambda: [theirs.sendall(raw(frame)) for frame in [large] * 2 + [small] * 200])
+        writer.start()
+        first = connection.receive().tensors[0]
+        assert connection.receive().tensors[0].data_ptr() == first.data_ptr()
+        for _ in range(200):
+            received = connection.receive().tensors
+            assert torch.equal(received[0], torch.arange(5.0)) and torch.equal(received[1], torch.arange(7))
+        writer.join(20)
+    assert received[0].untyped_storage().nbytes() < first.nbytes
+    connection.close()
+
+
+def test_python_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise BuildError("no C++ compiler")
+
+    monkeypatch.setattr(choice, "native", broken)
+    chosen = choice._chosen.__wrapped__
+    with pytest.warns(UserWarning, match=r"in Python, slower .* no C\+\+ compiler"):
+        assert chosen() is None
+    monkeypatch.setenv(choice.CHOICE, "native")
+    with pytest.raises(ExchangeError, match="PACELINE_WIRE is native, and"):
+        chosen()
+    monkeypatch.setenv(choice.CHOICE, "portable")
+    assert chosen() is None
+    monkeypatch.setenv(choice.CHOICE, "nativ")
+    with pytest.raises(ExchangeError, match="Did you mean 'native'"):
+        chosen()
