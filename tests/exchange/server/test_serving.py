@@ -8,7 +8,7 @@ import torch
 
 from paceline.errors import ExchangeError
 from paceline.exchange.compress.feedback import Compression
-from paceline.exchange.interface import Rows
+from paceline.exchange.interface import Interrupted, Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.layout import dense_ranges
 from paceline.exchange.messages import Kind, Payload, Slice, packed
@@ -84,6 +84,24 @@ def test_reads_wait_for_the_clock(tmp_path):
         assert torch.equal(out, begun_weight(of) - 2)
         first.close()
         second.close()
+
+
+def test_who_waits_for_a_task_that_nobody_does_hears_of_it_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.exchange.server.peer._PATIENCE_S", 60.0)
+    of = job("bsp", shards=1, pieces=2)
+    with town(of, tmp_path, 1) as place:
+        (server,) = place.servers.values()
+        worker = place.worker(1)
+        pull = worker.fetch([0], [torch.empty(120, 100, dtype=torch.float64)], 1)
+        worker._member.orphans = True
+        for _ in range(2):  # also who asks later
+            server.keeper.hurry(True)
+            with pytest.raises(Interrupted):
+                pull.wait()
+            pull = worker.fetch([0], [torch.empty(120, 100, dtype=torch.float64)], 1)
+        with pytest.raises(Interrupted):
+            pull.wait()
+        worker.close()
 
 
 def test_what_is_not_its_own_is_refused(tmp_path):

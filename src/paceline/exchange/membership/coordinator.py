@@ -345,8 +345,8 @@ class Coordinator:
         there = self._books.state.tasks.orphans
         if there != self._told_orphans:
             self._told_orphans = there
-            for seat in self._books.state.members(Role.WORKER):
-                self._tell(seat.id, {"tell": "orphans", "there": there})
+            for id in self._members:  # workers are to do them, and servers to let go of reads that wait for them
+                self._tell(id, {"tell": "orphans", "there": there})
 
     def _tell_end(self) -> None:
         """Say once that the job is over, and let go of who waits to leave."""

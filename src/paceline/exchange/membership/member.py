@@ -95,6 +95,7 @@ class Member:
         self._on_snapshot: list[Callable[[SnapshotRequest], None]] = []
         self._on_fenced: list[Callable[[str], None]] = []
         self._on_end: list[Callable[[str], None]] = []
+        self._on_orphans: list[Callable[[bool], None]] = []
         self._closed = threading.Event()
         self._link = Link(charter.coordinator, secret, self._greeting, self._hear, self._lose)
 
@@ -184,6 +185,11 @@ class Member:
         self._on_fenced.append(callback)
         if why := self._fenced:
             self._calls.put(lambda: callback(why))
+
+    def on_orphans(self, callback: Callable[[bool], None]) -> None:
+        """Have a function called with `orphans` whenever that has changed."""
+        self._on_orphans.append(callback)
+        self._calls.put(lambda: callback(self._orphans))
 
     def on_end(self, callback: Callable[[str], None]) -> None:
         """Have a function called once the job is over, with why it failed, or with nothing."""
@@ -283,6 +289,7 @@ class Member:
             return
         if "id" in message:
             self._id, self._orphans = message["id"], False
+            self._call_all(self._on_orphans, False)
         if "view" in message:
             self._take_view(View.from_dict(message["view"]))
         if "deal" in message:
@@ -295,6 +302,7 @@ class Member:
         told = message.get("tell")
         if told == "orphans":
             self._orphans = message["there"]
+            self._call_all(self._on_orphans, self._orphans)
         elif told == "snapshot":
             self._request = request = SnapshotRequest(message["number"], message["clock"], tuple(message["shards"]))
             self._call_all(self._on_snapshot, request)

@@ -19,6 +19,7 @@ from paceline.exchange.job import Job
 from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.outlet import Outlet
 from paceline.exchange.server.place import Place, places
+from paceline.exchange.server.reads import committed, value_of
 from paceline.exchange.server.replica import Replica, Upstream, Waiting
 from paceline.exchange.server.requests import Changed, Found, NotYet, Read, Refused
 from paceline.exchange.shard.shard import Shard
@@ -76,6 +77,7 @@ class Keeper:
         self._outlet, self._synced, self._trusted, self._applied = outlet, synced, trusted, applied
         self._settled = settled
         self._outlets: dict[tuple[int, bool], Outlet] = {}
+        self._hurried = False
         self._viewed = threading.Condition(self.lock)
         self._changed = threading.Condition(self.lock)
 
@@ -197,7 +199,7 @@ class Keeper:
         """
         with self.lock:
             tails = self._readable(epoch, clock, reads, time.monotonic() + patience_s)
-            values = [_value(tails[read.shard].shard, read) for read in reads]
+            values = [value_of(read, tails[read.shard].shard) for read in reads]
             return self._found(epoch, tails, values)
 
     def changed(self, epoch: int, wanted: Sequence[Changed], other_than: int) -> Found:
@@ -217,11 +219,21 @@ class Keeper:
         """Return what was read of replicas once that is committed."""
         positions = {shard: replica.shard.position for shard, replica in tails.items()}
         # Where a replica in the making counts already, nobody may see what it lacks: soon it may be all that stays.
-        self._changed.wait_for(lambda: epoch != self.epoch or _committed(tails, positions), _NEWER_VIEW_S)
-        if _committed(tails, positions):
+        self._changed.wait_for(lambda: epoch != self.epoch or committed(tails, positions), _NEWER_VIEW_S)
+        if committed(tails, positions):
             return Found(positions, values)
         self._enter(epoch)
         raise NotYet(())
+
+    def hurry(self, there: bool) -> None:
+        """Let no read wait for its clocks, or let them again.
+
+        Args:
+            there: whether tasks wait for somebody to do them: whoever waits for those here may have to be the one.
+        """
+        with self.lock:
+            self._hurried = there
+            self._changed.notify_all()
 
     def captured(self, shard: int, clock: int, capture: Callable[[Shard], _T]) -> _T | None:
         """Return what `capture` makes of a shard that has all tasks of clocks below `clock`, between two updates.
@@ -282,7 +294,7 @@ class Keeper:
             early = [read for read in reads if not tails[read.shard].shard.ready(read.table, clock)]
             if not early:
                 return tails
-            left = until - time.monotonic()
+            left = 0.0 if self._hurried else until - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 missing = {task for read in early for task in tails[read.shard].shard.missing(read.table, clock)}
                 raise NotYet(sorted(missing))
@@ -380,23 +392,3 @@ class Keeper:
                 upstream.commit(pairs)
             for move in told.synced:
                 self._synced(move)
-
-
-def _value(shard: Shard, read: Read) -> Tensor:
-    try:
-        if read.keys is not None and read.out is not None:
-            shard.read_rows(read.table, read.keys, read.out)
-            return read.out
-        values = shard.lend(read.table)
-    except KeyError:
-        raise ExchangeError(f"shard {read.shard} has nothing like that of table {read.table}.") from None
-    if len(values) != read.size:
-        raise ExchangeError(
-            f"a read asks for {read.size} elements of table {read.table} in shard {read.shard}, which has "
-            f"{len(values)} of it."
-        )
-    return values if read.out is None else read.out.copy_(values)
-
-
-def _committed(replicas: Mapping[int, Replica], positions: Mapping[int, int]) -> bool:
-    return all(replica.committed >= positions[shard] for shard, replica in replicas.items())

@@ -84,6 +84,7 @@ class Life:
         member.on_fenced(lambda why: self._happened.put(_Evicted(why)))
         member.on_end(lambda why: self._happened.put(_Over(why)))
         member.on_snapshot(writer.request)
+        member.on_orphans(server.keeper.hurry)
         for work in (writer.run, lambda: _report(server, member, closed)):
             threading.Thread(target=work, daemon=True).start()
         server.start()
