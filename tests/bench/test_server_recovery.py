@@ -39,11 +39,11 @@ def test_a_stall_is_the_longest_time_that_reaches_into_the_span():
 def test_what_was_measured_is_shown(monkeypatch):
     @contextmanager
     def job(*sizes: object) -> Iterator[Job]:
-        assert sizes == (3, 3, 1 << 18, 0.005, 2)
+        assert sizes == (3, 3, 1 << 18, 0.005, 2, "durable")
         yield Job()
 
     monkeypatch.setattr(recovery, "recovery_job", job)
-    found = recovery.run({"recovery_repeats": "3", "recovery_task_ms": "5"})
+    found = recovery.run({"recovery_repeats": "3", "recovery_task_ms": "5", "recovery_log": "durable"})
     figures = found["recovery"]
     assert (figures["server_kill_stall_s"]["median"], figures["server_kill_stall_s"]["worst"]) == (0.5, 0.9)
     assert figures["join_s"]["worst"] == 1.0 and figures["worker_kill_stall_s"]["worst"] == 1.1

@@ -1,11 +1,12 @@
 """What workers notice of it when a server or a worker is killed, and how long who joins takes.
 
 Settings: `recovery_repeats`, `recovery_servers`, `recovery_workers`, `recovery_replication`, `recovery_elements` (of
-the one table, float32), `recovery_task_ms` (that a task computes). The job is under BSP, where nobody goes on without
-the tasks of who is gone. A stall is the longest time between two tasks of a worker after the kill, of all workers that
-are left, with the task itself in it; `usual_s` is that time while nothing happens. A server has joined once it has its
-share of the shards, and a worker once its first task is done; both from the start of the process, so most of it is the
-loading of PyTorch.
+the one table, float32), `recovery_task_ms` (that a task computes), `recovery_log` (`none`; `kept`: updates and actions
+are logged, as in runs; `durable`: and are on the disk before they are acknowledged). The job is under BSP, where nobody
+goes on without the tasks of who is gone. A stall is the longest time between two tasks of a worker after the kill, of
+all workers that are left, with the task itself in it; `usual_s` is that time while nothing happens. A server has joined
+once it has its share of the shards, and a worker once its first task is done; both from the start of the process, so
+most of it is the loading of PyTorch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from paceline.bench import options as given
-from paceline.bench.server.recovery_job import recovery_job
+from paceline.bench.server.recovery_job import Logs, recovery_job
 from paceline.bench.statistics import spread
 
 _WATCHED_S: Final = 2.0
@@ -45,6 +46,7 @@ class Settings:
     recovery_replication: int = 2
     recovery_elements: int = 1 << 18
     recovery_task_ms: int = 20
+    recovery_log: Logs = Logs.NONE
 
 
 READERS: Final[dict[str, given.Reader]] = {
@@ -54,6 +56,7 @@ READERS: Final[dict[str, given.Reader]] = {
     "recovery_replication": partial(given.whole_number, least=2),
     "recovery_elements": partial(given.whole_number, least=1),
     "recovery_task_ms": partial(given.whole_number, least=0),
+    "recovery_log": partial(given.name, known=tuple(Logs)),
 }
 KEYS: Final = tuple(READERS)
 
@@ -68,7 +71,9 @@ def run(options: dict[str, str]) -> dict[str, Any]:
     found: dict[str, list[float]] = {name: [] for name in _NAMES}
     sizes = (settings.recovery_servers, settings.recovery_workers, settings.recovery_elements)
     with (
-        recovery_job(*sizes, settings.recovery_task_ms / 1000, settings.recovery_replication) as job,
+        recovery_job(
+            *sizes, settings.recovery_task_ms / 1000, settings.recovery_replication, settings.recovery_log
+        ) as job,
         Progress(console=Console(stderr=True)) as progress,
     ):
         for _ in progress.track(range(settings.recovery_repeats), description="kills and joins"):

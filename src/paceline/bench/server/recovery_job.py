@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,15 @@ from paceline.exchange.membership import Observer
 from paceline.exchange.shard.whole import write_initial
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
+
+
+class Logs(StrEnum):
+    """What is kept of updates and actions."""
+
+    NONE = "none"
+    KEPT = "kept"
+    DURABLE = "durable"
+
 
 _LIMIT_S: Final = 120.0
 """After what a job that does not go on is given up."""
@@ -60,16 +70,19 @@ class RecoveryJob:
         elements: of the table.
         task_s: that a task computes.
         replication: servers that hold each shard.
+        log: what is kept of updates and actions.
     """
 
     def __init__(
-        self, folder: Path, servers: int, workers: int, elements: int, task_s: float, replication: int
+        self, folder: Path, servers: int, workers: int, elements: int, task_s: float, replication: int, log: Logs
     ) -> None:
         self._folder, self._task_s = folder, task_s
         self._directory = Directory(folder / "exchange")
         job = Job((DenseTable("weight", (elements,)),), shards=4 * servers, pieces=workers, replication=replication)
-        terms = Terms(tasks=workers * 10**8, servers=servers, workers=1)
-        charter = Charter(job, terms, Address(unix=str(folder / "c")), log=False)
+        terms = Terms(tasks=workers * 10**8, servers=servers, workers=1, ahead=2)
+        charter = Charter(
+            job, terms, Address(unix=str(folder / "c")), log=log is not Logs.NONE, durable=log is Logs.DURABLE
+        )
         self._directory.write(charter)
         write_initial(self._directory.snapshots, job, {"weight": torch.zeros(elements)})
         self._observer = Observer(charter, self._directory.read_secret())
@@ -164,14 +177,16 @@ class RecoveryJob:
 
 
 @contextmanager
-def recovery_job(servers: int, workers: int, elements: int, task_s: float, replication: int) -> Iterator[RecoveryJob]:
+def recovery_job(
+    servers: int, workers: int, elements: int, task_s: float, replication: int, log: Logs
+) -> Iterator[RecoveryJob]:
     """A job that runs, until the end of the block.
 
     Raises:
         RankFailed: it does not go on.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # short: it holds sockets
-        job = RecoveryJob(Path(folder), servers, workers, elements, task_s, replication)
+        job = RecoveryJob(Path(folder), servers, workers, elements, task_s, replication, log)
         try:
             job.start()
             yield job

@@ -21,6 +21,7 @@ from paceline.exchange.interface import NO_ROWS, Arrivals, RowsWanted
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.membership import Member, Role
 from paceline.train.data import MicroBatch
+from paceline.train.servers.worker.ahead import InThread
 from paceline.train.servers.worker.computer import Computed, Evaluated, Prepared
 from paceline.train.servers.worker.reports import Listener, TaskReport
 from paceline.train.servers.worker.worker import Worker
@@ -80,8 +81,11 @@ def main(root: str, path: str, task_s: str) -> None:
     directory = Directory(Path(root))
     charter, secret = directory.read(), directory.read_secret()
     member = Member.join(charter, secret, Role.WORKER)
-    exchange = ServerExchange(charter, member, secret)
-    Worker(exchange, member, Idle(charter.job, float(task_s)), lambda task: (), listener=Diary(Path(path))).run()
+    exchange = ServerExchange(charter, member, secret, directory)
+    computer, diary = Idle(charter.job, float(task_s)), Diary(Path(path))
+    Worker(
+        exchange, member, computer, lambda task: (), ahead=charter.terms.ahead, listener=diary, aside=InThread()
+    ).run()
 
 
 if __name__ == "__main__":
