@@ -13,13 +13,14 @@ from paceline.bench.server.transports_ways import LIMITS, WAYS, Load, way
 from paceline.errors import RecipeError
 
 
-def test_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PS_LITE", raising=False)
     asked = {"parts": "transports", "size": "1M", "rows": "10", "rounds": "2", "repetitions": "3"}
-    asked["ways"] = "shared,tcp-4,gloo"
+    asked["ways"] = "shared,tcp-4,gloo,ps-lite"
     result = json.loads(json.dumps(main(asked)))
-    assert result["left_out"] == {}
+    assert list(result["left_out"]) == ["ps-lite"] and "checkout" in result["left_out"]["ps-lite"]
     assert set(result["transports"]) == {"shared", "tcp-4", "memcpy", "raw-tcp"}
-    assert set(result["peers"]) == {"gloo", "ps-lite"}
+    assert set(result["peers"]) == {"gloo"}
     for name in ("shared", "tcp-4"):
         found = result["transports"][name]
         assert {"push_mb_s", "pull_mb_s", "raw_mb_s", "rtt_us", "push_rows_s", "pull_rows_s"} <= set(found)
@@ -31,7 +32,7 @@ def test_one_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["settings"]["transports"]["rounds"] == 2
     assert result["machine"]["cores"] >= 1
     shown = capsys.readouterr().out
-    assert "of raw" in shown and "byteps/issues/179" in shown
+    assert "of raw" in shown and "left out: ps-lite" in shown
 
 
 def test_rates_are_of_rounds() -> None:

@@ -4,6 +4,7 @@ Settings: `size` of a dense tensor (bytes), `rows` and `width` of a sparse acces
 short in a round, `ways` (commas between).
 A push sends a tensor to another process and returns when that has it in its memory; a pull has it sent back. Rows: keys
 of 64 bits one way, and values (float32) with them or in return. Nothing is applied: the table's work is another part.
+ps-lite takes part where `PS_LITE` names a checkout of it (`transports_pslite`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,6 @@ from paceline.bench.server.transports_turns import take_turns
 from paceline.bench.server.transports_ways import LIMITS, OURS, PEERS, WAYS, Load, Times
 from paceline.bench.statistics import ratios, spread
 from paceline.bench.table import quartiles
-
-PUBLISHED: Final = {
-    "ps-lite": {
-        "push_mb_s": 8_140,
-        "what": "its test_kv_app_benchmark, messages of 4 MB by RDMA between two hosts: 65.1 Gb/s, as a user reported",
-        "source": "https://github.com/bytedance/byteps/issues/179 (2019-12-16)",
-    }
-}
-"""Of a peer that is not run here: another machine and network, so beside, and never in a ratio."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ def run(options: dict[str, str]) -> dict[str, Any]:
             figures[name] |= _against(taken[name], taken[limit], load)
     return {
         "transports": {name: figures[name] for name in (*OURS, *LIMITS.values()) if name in figures},
-        "peers": {name: figures[name] for name in PEERS if name in figures} | PUBLISHED,
+        "peers": {name: figures[name] for name in PEERS if name in figures},
         "left_out": left_out,
         "settings": asdict(settings),
     }
@@ -121,9 +113,6 @@ def show(console: Console, result: dict[str, Any]) -> None:
     )
     for title, columns in _TABLES.items():
         console.print(_table(title, columns, result["transports"] | result["peers"]))
-    for name, found in result["peers"].items():
-        if "source" in found:
-            console.print(f"{name}: {found['what']}; {found['source']}", highlight=False)
     for name, why in result["left_out"].items():
         console.print(f"left out: {name}: {why}", highlight=False, markup=False)
 

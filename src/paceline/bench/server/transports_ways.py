@@ -65,7 +65,7 @@ class Way(Protocol):
 _OURS, _RAW, _PEERS = (f"paceline.bench.server.transports_{part}" for part in ("ours", "raw", "peers"))
 OURS: Final = ("shared", "unix", "tcp", "tcp-4")
 LIMITS: Final = {"shared": "memcpy", "unix": "raw-unix", "tcp": "raw-tcp", "tcp-4": "raw-tcp"}
-PEERS: Final = ("torch-rpc", "gloo", "grpc", "ray")
+PEERS: Final = ("torch-rpc", "gloo", "grpc", "ray", "ps-lite")
 WAYS: Final = {
     **{name: (_OURS, "Ours") for name in OURS},
     "memcpy": (_RAW, "Memcpy"),
@@ -74,6 +74,7 @@ WAYS: Final = {
     "gloo": (_PEERS, "Gloo"),
     "grpc": (_PEERS, "Grpc"),
     "ray": (_PEERS, "Ray"),
+    "ps-lite": ("paceline.bench.server.transports_pslite", "PsLite"),
 }
 """By name: a module and the class in it that is made with the name."""
 
