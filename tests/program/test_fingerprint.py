@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,21 @@ from torch import Tensor, nn
 
 from paceline.errors import FingerprintError
 from paceline.program.fingerprint import fingerprint, fingerprint_or_raise
+from paceline.program.sources import installed_distributions, own_sources_hash
 
 SOURCE = Path(__file__).parents[2] / "src"
 SCALE = 0.5
 TABLE = {"a": [1.0, 2.0]}
 UNUSED_CLOCK = 0.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _read_once() -> Iterator[None]:
+    """Paceline's own files and what is installed are read once: no test here changes them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for read in (own_sources_hash, installed_distributions):
+            patch.setattr(f"paceline.program.fingerprint.{read.__name__}", cache(read))
+        yield
 
 
 def helper(x: Tensor) -> Tensor:
@@ -274,47 +285,60 @@ class Layer(nn.Module):
         return scaled(self.inner(x)).sum() * WIDTH_FACTOR
 """
 MAIN = """
-import json, logging, pathlib, sys, time
+import json, os, pathlib, sys
 import torch
-from layers import Layer
+from paceline.errors import FingerprintError
 from paceline.program.fingerprint import fingerprint_or_raise
 from paceline.program.sources import source_hashes, still_current
-from paceline.errors import FingerprintError
-started = time.time()
+
 def result():
+    from layers import Layer
     try:
         return fingerprint_or_raise(Layer(), (torch.zeros(2, 4),), {"plan": "dp=2"}).ingredients
     except FingerprintError as error:
         return str(error)
-results = [result()]
-path = pathlib.Path(__file__).with_name("layers.py")
-if "lazily" in sys.argv:
-    import lazily
-    hashes = source_hashes()
-    results += [sorted(pathlib.Path(p).name for p in hashes), still_current(hashes)]
-    path.with_name("lazily.py").write_text("x = 2")
-    results.append(pathlib.Path(still_current(hashes)).name)
-if "edit" in sys.argv:
-    path.write_text(path.read_text().replace("sum()", "mean()"))
-    results.append(result())
-print(json.dumps(results))
+
+def results(folder):
+    found = [result()]
+    if folder.name == "edited":
+        import lazily
+        hashes = source_hashes()
+        found += [sorted(pathlib.Path(p).name for p in hashes), still_current(hashes)]
+        (folder / "lazily.py").write_text("x = 2")
+        found.append(pathlib.Path(still_current(hashes)).name)
+        path = folder / "layers.py"
+        path.write_text(path.read_text().replace("sum()", "mean()"))
+        found.append(result())
+    return found
+
+for name in sys.argv[1:]:  # each as a process that has loaded PyTorch, and no layers yet
+    if os.fork() == 0:
+        sys.path.insert(0, name)
+        folder = pathlib.Path(name)
+        (folder / "found.json").write_text(json.dumps(results(folder)))
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
-def run_project(folder: Path, *args: str, seed: int = 0, scale: float = 2.0, factor: int = 1) -> list[Any]:
-    folder.mkdir(exist_ok=True)
-    (folder / "layers.py").write_text(LAYERS.format(scale=scale, factor=factor))
+def run_projects(folder: Path, seed: int, projects: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """What a program finds in each project: layers with such numbers, in a folder of their own."""
+    for name, numbers in projects.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "layers.py").write_text(LAYERS.format(**{"scale": 2.0, "factor": 1, **numbers}))
+        (folder / name / "lazily.py").write_text("x = 1")
     (folder / "main.py").write_text(MAIN)
-    (folder / "lazily.py").write_text("x = 1")
     env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONHASHSEED": str(seed), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, folder / "main.py", *args], env=env, capture_output=True, text=True)
+    command = [sys.executable, folder / "main.py", *(folder / name for name in projects)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return {name: json.loads((folder / name / "found.json").read_text()) for name in projects}
 
 
 @pytest.fixture(scope="module")
-def first_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_project(tmp_path_factory.mktemp("project") / "one", seed=1)[0]
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    projects = {"plain": {}, "changed": {"scale": 3.0, "factor": 2}, "edited": {}}
+    return run_projects(tmp_path_factory.mktemp("first") / "one", 1, projects)
 
 
 def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
@@ -322,18 +346,17 @@ def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
     return names - {"paceline"}  # which may be edited while its tests run
 
 
-def test_same_in_every_process_and_folder(first_run: dict[str, str], tmp_path: Path) -> None:
-    [second] = run_project(tmp_path / "two", seed=2)
-    assert differing(first_run, second) == set()
+def test_same_in_every_process_and_folder(first_run: dict[str, Any], tmp_path: Path) -> None:
+    second = run_projects(tmp_path / "two", 2, {"plain": {}})
+    assert differing(*first_run["plain"], *second["plain"]) == set()
 
 
-def test_an_edit_of_a_helper_or_a_global_counts(first_run: dict[str, str], tmp_path: Path) -> None:
-    [edited] = run_project(tmp_path, scale=3.0, factor=2)
-    assert differing(first_run, edited) == {"module", "sources", "globals"}
+def test_an_edit_of_a_helper_or_a_global_counts(first_run: dict[str, Any]) -> None:
+    assert differing(*first_run["plain"], *first_run["changed"]) == {"module", "sources", "globals"}
 
 
-def test_files_imported_later_and_files_edited_meanwhile(tmp_path: Path) -> None:
-    before, names, unchanged, changed, after = run_project(tmp_path, "lazily", "edit")
+def test_files_imported_later_and_files_edited_meanwhile(first_run: dict[str, Any]) -> None:
+    before, names, unchanged, changed, after = first_run["edited"]
     assert isinstance(before, dict)
     assert names == ["layers.py", "lazily.py", "main.py"]
     assert unchanged is None
@@ -341,14 +364,10 @@ def test_files_imported_later_and_files_edited_meanwhile(tmp_path: Path) -> None
     assert "layers.py was changed after it was loaded" in after
 
 
-def test_an_interactive_program_has_no_key() -> None:
-    program = (
-        "import torch; from paceline.program.fingerprint import fingerprint_or_raise;"
-        "fingerprint_or_raise(torch.nn.Linear(1, 1), (), {})"
-    )
-    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    assert "the main program is interactive" in done.stderr
+def test_an_interactive_program_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(FingerprintError, match="the main program is interactive"):
+        fingerprint_or_raise(nn.Linear(1, 1), (), {})
 
 
 class ReadsTheLaunch(nn.Module):
