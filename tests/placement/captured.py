@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.placement.calls import call_of
 from paceline.program.capture import capture
-from paceline.program.program import InputRole, Program
+from paceline.program.program import InputRole, Program, holder
 from tests.placement.oracle import Instance, instance
 
 T, V = 8, 24
@@ -196,7 +196,7 @@ class _Recorder(torch.fx.Interpreter):
     """Runs a program in float64 throughout, and keeps each distinct call."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(torch.fx.GraphModule(dict(program.constants), program.graph))
+        super().__init__(holder(program.constants), graph=program.graph)
         self.seen: dict[str, Instance] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter
 
 from paceline.program.capture import Batch, as_call, batch_leaves, capture, loss_of
 from paceline.program.program import InputRole, OutputRole, Program
@@ -36,7 +35,7 @@ def run_program(program: Program, module: nn.Module, batch: Batch, seed: int = 0
         else:
             values.append((leaves if item.role is InputRole.BATCH else state)[item.name].detach().clone())
     torch.manual_seed(seed)
-    results = Interpreter(GraphModule(dict(program.constants), program.graph)).run(*values, enable_io_processing=False)
+    results = program.interpreter().run(*values, enable_io_processing=False)
     found = Result(results[0], weight=program.weight)
     for output, value in zip(program.outputs, results, strict=True):
         if output.role is OutputRole.GRADIENT:

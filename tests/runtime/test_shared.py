@@ -10,10 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 from paceline.plan import Mesh, Plan
-from paceline.runtime.binding import bind
+from paceline.runtime.binding import Bound, bind
 from paceline.runtime.executor import ProcessExecutor
 from paceline.runtime.job.world import World
 from paceline.runtime.module import PlacedModule, parallelize
@@ -65,14 +64,14 @@ def train(module: nn.Module, steps: int = 3) -> list[float]:
     return losses
 
 
-def bound_backward(module: PlacedModule) -> GraphModule:
+def bound_backward(module: PlacedModule) -> Bound:
     step = module.step(*batch())
     executor: Any = module._peers.executor
     assert step.backward is not None
     return bind(step.backward, step.constants, executor._groups, functional=False)
 
 
-def called(module: GraphModule) -> list[str]:
+def called(module: Bound) -> list[str]:
     return [str(node.target) for node in module.graph.nodes]
 
 

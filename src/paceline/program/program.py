@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from torch import Tensor
-from torch.fx import Graph, Node
+from torch import Tensor, nn
+from torch.fx import Graph, Interpreter, Node
 
 
 class InputRole(Enum):
@@ -44,6 +45,14 @@ class Output:
     name: str
 
 
+def holder(constants: Mapping[str, Tensor]) -> nn.Module:
+    """Return a module that holds what the `get_attr` nodes of a graph read."""
+    module = nn.Module()
+    for name, value in constants.items():
+        module.register_buffer(name, value, persistent=False)
+    return module
+
+
 @dataclass
 class Program:
     """A captured step, forward and backward in one graph.
@@ -78,6 +87,12 @@ class Program:
         for node in self.graph.nodes:
             copies[node] = graph.node_copy(node, lambda source: copies[source])
         return replace(self, graph=graph)
+
+    def interpreter(self) -> Interpreter:
+        """Return what runs the program node by node, without generating code for it."""
+        found = Interpreter(holder(self.constants), graph=self.graph)
+        found.extra_traceback = False
+        return found
 
     @property
     def placeholders(self) -> list[Node]:

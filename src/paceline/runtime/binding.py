@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from paceline.placement.located import coordinate
 from paceline.placement.placements import Shard
 from paceline.placement.windows import window, window_sum
 from paceline.runtime import collectives, direct
+from paceline.runtime.kernels import embedding_dense_backward
 from paceline.runtime.passes.views import is_view
 from paceline.runtime.shared import MEMBERS, SharedBinding
 from paceline.runtime.windows import WINDOW, Parcels, WindowBinding
@@ -55,8 +56,15 @@ class AxisGroup:
         return None if self.group is None else Exchange.of(self.group)
 
 
-def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup], *, functional: bool) -> GraphModule:
-    """Return a module that runs a graph as one rank.
+class Bound(NamedTuple):
+    """A graph that one rank can run, and the module that holds what it reads and calls."""
+
+    root: nn.Module
+    graph: Graph
+
+
+def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup], *, functional: bool) -> Bound:
+    """Return what runs a graph as one rank, for which no code is generated yet.
 
     Args:
         graph: with the communications of `runtime.collectives`.
@@ -74,7 +82,7 @@ def bind(graph: Graph, constants: dict[str, Tensor], groups: dict[str, AxisGroup
             replacement.meta.setdefault("val", node.meta["val"])  # the next one bound may read its shape
             node.replace_all_uses_with(replacement)
             _erase(node)
-    return GraphModule(binder.root, binder.graph)
+    return Bound(binder.root, binder.graph)
 
 
 def _erase(node: Node) -> None:
@@ -107,8 +115,13 @@ class _Binder:
             window: self._window,
             window_sum: self._window,
         }
+        if not functional:
+            self.bindings[aten.embedding_dense_backward.default] = self._embedding_backward
         self._groups = groups
         self._functional = functional
+
+    def _embedding_backward(self, node: Node) -> Node:
+        return self._call(embedding_dense_backward, *node.args)
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         return self.graph.call_function(target, args, kwargs)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.fx import Graph
+from torch.fx import Graph, GraphModule
 from torch.fx.graph import CodeGen
 
 from paceline.placement.pieces import take
@@ -54,13 +54,12 @@ class ProcessExecutor:
 
     def prepare(self, graph: Graph, constants: dict[str, Tensor]) -> Callable[[RankValues], RankValues]:
         """Bind the collectives to process groups and generate code."""
-        module = bind(graph, constants, self._groups, functional=self._compile)
+        bound = bind(graph, constants, self._groups, functional=self._compile)
         if self._compile:
-            compiled = torch.compile(module, fullgraph=True, dynamic=False)
+            compiled = torch.compile(GraphModule(*bound), fullgraph=True, dynamic=False)
             return lambda values: [list(compiled(*values[0]))]
-        module.graph.set_codegen(_FreeingCodeGen())
-        module.recompile()
-        forward = module.forward
+        bound.graph.set_codegen(_FreeingCodeGen())
+        forward = GraphModule(*bound).forward
         return lambda values: [list(forward(values[0]))]
 
     def lay_out(self, piece: Tensor, axes: Sequence[str]) -> Tensor:

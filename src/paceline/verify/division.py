@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter
 
 from paceline.errors import PlanError
 from paceline.plan import Plan
@@ -74,8 +73,7 @@ def weight_of(program: Program, module: nn.Module, batch: Batch) -> float:
     """
     if program.weight is not None:
         return program.weight
-    interpreter = Interpreter(GraphModule(program.constants, program.graph))
-    interpreter.extra_traceback = False
+    interpreter = program.interpreter()
     tensors = {name: tensor.detach() for name, tensor in named_tensors(module).items()}
     with torch.no_grad(), torch.random.fork_rng():
         results = interpreter.run(*program_inputs(program, tensors, batch_leaves(batch)), enable_io_processing=False)

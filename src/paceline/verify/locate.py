@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Interpreter, Node
 
 from paceline.placement.origins import ORIGINS, Origin
 from paceline.placement.pieces import join
@@ -23,7 +23,7 @@ from paceline.placement.placements import REPLICATE
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import Batch, batch_leaves
 from paceline.program.precision import lift, lifted_tensor
-from paceline.program.program import InputRole, Program
+from paceline.program.program import InputRole, Program, holder
 from paceline.runtime.executor import local_piece
 from paceline.runtime.inprocess import InProcessExecutor
 from paceline.runtime.step import Step, schedule
@@ -110,7 +110,7 @@ class _Serial(Interpreter):
     """
 
     def __init__(self, program: Program) -> None:
-        super().__init__(GraphModule(program.constants, program.graph))
+        super().__init__(holder(program.constants), graph=program.graph)
         self.extra_traceback = False
         self.nodes = {node.name: node for node in program.graph.nodes}
         self.order = {name: position for position, name in enumerate(self.nodes)}

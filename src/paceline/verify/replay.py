@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter
 
 from paceline.errors import PlanError
 from paceline.program.capture import batch_leaves
@@ -91,8 +90,7 @@ class Replay:
                     inputs.append(leaves[item.name])
                 case InputRole.TANGENT:
                     inputs.append(torch.tensor(piece.share, dtype=dtype))
-        interpreter = Interpreter(GraphModule(program.constants, program.graph))
-        interpreter.extra_traceback = False
+        interpreter = program.interpreter()
         torch.manual_seed(piece.seed)
         with torch.no_grad():
             results = interpreter.run(*inputs, enable_io_processing=False)

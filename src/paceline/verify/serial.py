@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter
 
 from paceline.errors import CaptureError, NonFiniteError
 from paceline.program.capture import Batch, as_call, batch_leaves, loss_of
@@ -127,8 +126,7 @@ def run_program(
 
     def differentiate_piece(piece: Piece) -> float:
         program = program_of(piece.batch)
-        interpreter = Interpreter(GraphModule(program.constants, program.graph))
-        interpreter.extra_traceback = False
+        interpreter = program.interpreter()
         torch.manual_seed(piece.seed)
         with torch.no_grad():
             inputs = program_inputs(program, tensors, batch_leaves(piece.batch))

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Interpreter
+from torch.fx import Graph, Interpreter
 
 from paceline.program.capture import batch_leaves
-from paceline.program.program import InputRole, Output, OutputRole, Program
+from paceline.program.program import InputRole, Output, OutputRole, Program, holder
 from paceline.program.stages import Part, Pipeline, Stage
 
 Values = dict[str, Any]
@@ -92,7 +92,7 @@ class Stages:
     def _part(self, part: Part, here: Mapping[str, Any], number: int) -> Values:
         inputs = [self._input(name, number) if name in self.pipeline.inputs else here[name] for name in part.inputs]
         if part.graph not in self._interpreters:
-            self._interpreters[part.graph] = Interpreter(GraphModule(self.constants, part.graph))
+            self._interpreters[part.graph] = Interpreter(holder(self.constants), graph=part.graph)
         interpreter = self._interpreters[part.graph]
         with torch.no_grad():
             made = interpreter.run(*inputs, enable_io_processing=False)

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, Interpreter, Node
 
 from paceline.plan import Mesh
 from paceline.program.fake import fake_mode, storage_key, with_data
-from paceline.runtime.binding import bind
+from paceline.runtime.binding import Bound, bind
 from paceline.simulator.placed.carriers import Carrier, SharedGroup, groups_of, held_by
 from paceline.simulator.placed.started import operator_name
 from paceline.simulator.placed.workspace import NoWorkspaces, Workspaces
@@ -90,15 +90,14 @@ def lifetimes(
     mode = fake_mode()
     groups = groups_of(mesh, carrier)
     with mode:
-        module = bind(graph, dict(constants), dict(groups), functional=compile or carrier is Carrier.FUNCTIONAL)
+        bound = bind(graph, dict(constants), dict(groups), functional=compile or carrier is Carrier.FUNCTIONAL)
         given = [_given(node, place, shared or {}, groups) for place, node in enumerate(_placeholders(graph))]
-        return _Run(module, NoWorkspaces() if workspaces is None else workspaces).of(given)
+        return _Run(bound, NoWorkspaces() if workspaces is None else workspaces).of(given)
 
 
 def recorded_lifetimes(graph: Graph) -> Lifetimes:
     """Return the lifetimes of the storages of a graph that was recorded: those of the tensors it was recorded on."""
-    module = GraphModule(nn.Module(), graph)
-    return _Recorded(module, NoWorkspaces()).of([node.meta["val"] for node in _placeholders(graph)])
+    return _Recorded(Bound(nn.Module(), graph), NoWorkspaces()).of([node.meta["val"] for node in _placeholders(graph)])
 
 
 def _placeholders(graph: Graph) -> list[Node]:
@@ -121,9 +120,9 @@ def _given(node: Node, place: int, shared: Mapping[int, str], groups: Mapping[st
 class _Run(Interpreter):
     """Runs a graph on tensors without data, and notes which storages each value holds."""
 
-    def __init__(self, module: GraphModule, workspaces: Workspaces) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self._nodes: list[Node] = list(module.graph.nodes)
+    def __init__(self, bound: Bound, workspaces: Workspaces) -> None:
+        super().__init__(bound.root, garbage_collect_values=False, graph=bound.graph)
+        self._nodes: list[Node] = list(bound.graph.nodes)
         self._workspaces = workspaces
         self._numbers: dict[int, int] = {}
         self._alive: list[Tensor] = []  # so that no other storage gets the number of one
