@@ -155,7 +155,9 @@ def finish(there: Loopback, directory: Directory, tasks: int) -> None:
     for shard, applied in enumerate(there.applied):
         log.append(
             Record(1, shard, position, update.worker, update.sequence, staleness, update.tasks)
-            for position, (update, staleness) in enumerate(applied, start=1)
+            for position, (update, staleness) in enumerate(
+                applied, start=there.shards[shard].position - len(applied) + 1
+            )
         )
     log.close()
     writer = Snapshots(directory.snapshots, there.job)
@@ -192,13 +194,13 @@ class Member:
 
 
 class Tasks:
-    """Deals tasks 0, 1, ... to several workers; those of workers that are gone come first."""
+    """Deals tasks from the first on to several workers; those of workers that are gone come first."""
 
-    def __init__(self, tasks: int, servers: Loopback | None = None) -> None:
+    def __init__(self, tasks: int, servers: Loopback | None = None, first: int = 0) -> None:
         self._lock = threading.Lock()
-        self._tasks, self._next, self._servers = tasks, 0, servers
+        self._tasks, self._next, self._servers = tasks, first, servers
         self._orphans: list[int] = []
-        self.finished: set[int] = set()
+        self.finished = set(range(first))
 
     def next_task(self) -> Deal:
         with self._lock:

@@ -24,7 +24,8 @@ from paceline.exchange.replay.compare import difference
 from paceline.exchange.replay.replay import Replay
 from paceline.exchange.replay.whole import replay
 from paceline.exchange.shard.log import read_updates
-from paceline.exchange.shard.snapshot import load_shard
+from paceline.exchange.shard.manifest import Manifest
+from paceline.exchange.shard.snapshot import Taken, load_shard, write_shard
 from paceline.exchange.shard.whole import write_initial
 from tests.exchange.loopback import SECRET, Loopback, Tasks, charter, finish, loopback
 
@@ -220,6 +221,31 @@ def test_so_is_one_whose_workers_and_servers_died(consistency: str, tmp_path: Pa
 @pytest.fixture(scope="module")
 def one_run(tmp_path_factory: pytest.TempPathFactory) -> Directory:
     return ran(job("asp"), tmp_path_factory.mktemp("run"), {})
+
+
+def test_a_run_that_was_resumed_is_replayed_from_where_it_went_on(one_run: Directory, tmp_path: Path) -> None:
+    """It goes on from a snapshot of which each shard is of a moment of its own, with tasks that others lack."""
+    made, directory = job("asp"), Directory(tmp_path)
+    directory.write(charter(made, TASKS))
+    shards = [load_shard(one_run.snapshot(0), made, number) for number in range(made.shards)]
+    actions = [read_actions(path) for path in sorted(one_run.root.glob("actions/*"))]
+    marks = {shard: TASKS // 2 + shard % 4 for shard in range(made.shards)}
+    states = Replay(made, shards, read_updates([one_run.updates(1)]), actions, marks).run(work)
+    files = {
+        shard: write_shard(directory.snapshots, made, Taken(0, shard, state, None)) for shard, state in states.items()
+    }
+    Manifest(0, 0, 0, 1, files).write(directory.snapshot(0))
+    shards = [load_shard(directory.snapshot(0), made, number) for number in range(made.shards)]
+    first = made.pieces * min(shard.completed for shard in shards)
+    with loopback(made, 2, shards=shards) as there:
+        dealer = Tasks(TASKS, there, first)
+        with ThreadPoolExecutor() as pool:
+            workers = [pool.submit(one_worker, there, dealer, number, directory, 0, None) for number in (1, 2)]
+        assert [worker.result() for worker in workers] == [None] * 2
+        finish(there, directory, TASKS)
+    outcome = replay(directory, work)
+    assert outcome.difference is None
+    assert outcome.updates == made.shards * TASKS - sum(marks.values())
 
 
 @pytest.mark.parametrize("codec", ["int8", "top_k(0.05)", "power_sgd(2)"])
