@@ -23,6 +23,7 @@ class Terms:
             computes, and the next.
         evaluate_every: clocks between evaluations; 0: at the end only.
         snapshot_every: clocks between snapshots; 0: at the end only.
+        kept_snapshots: how many of the last ones stay.
         lease_s: after how many seconds without a word a member is out.
         restored: number of the snapshot that servers begin with; 0 is what the job was made with.
         outlived: whether what servers hold is there without them (hogwild's memory): when the last one is gone, the
@@ -36,6 +37,7 @@ class Terms:
     ahead: int = 1
     evaluate_every: int = 0
     snapshot_every: int = 0
+    kept_snapshots: int = 2
     lease_s: float = 2.0
     restored: int = 0
     outlived: bool = False

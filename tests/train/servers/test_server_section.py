@@ -58,6 +58,7 @@ def load(tmp_path: Path) -> Load:
         (["server.tables={emb: ids}", "train.micro_batches=2"], ["server.pieces", "2 micro-batches"]),
         (["train.clip=1.0"], ["train.clip", "mean of 4 tasks", "asp"]),
         (["train.clip=1.0", "server.consistency=asp", "server.tables={emb: i}", "server.sparse=bsp"], ["train.clip"]),
+        (["train.trace=[1]"], ["train.trace", "leave it out"]),
         (["schedule.warmup=2", "optimizer.name=FTRL"], ["FTRL", "cannot change"]),
         (["schedule.name=linear", "server.tables={e: {keys: i, optimizer: {name: FTRL, lr: 1}}}"], ["FTRL"]),
         (["optimizer.name=Adamax"], ["no rule 'Adamax'", "Did you mean 'Adam"]),
@@ -136,12 +137,13 @@ def test_parameters_are_tables(load: Load) -> None:
 
 
 def test_terms_of_a_run(load: Load) -> None:
-    recipe = load("checkpoint.every=5", "train.validate={every: 4}")
+    recipe = load("checkpoint={every: 5, keep: 3}", "train.validate={every: 4}")
     terms = terms_of(recipe, steps_of(recipe, 100))
-    assert (terms.tasks, terms.ahead, terms.snapshot_every, terms.evaluate_every) == (48, 1, 5, 4)
+    assert (terms.tasks, terms.ahead, terms.snapshot_every, terms.evaluate_every) == (48, 2, 5, 4)
+    assert terms.kept_snapshots == 3
     recipe = load("train={epochs: 3, batch: 16}", "server.consistency=downpour(2,3)")
     assert steps_of(recipe, 100) == 21
-    assert terms_of(recipe, 21).ahead == 6
+    assert terms_of(recipe, 21).ahead == 7
     averaged = load("server.average_every=4", "checkpoint.every=6")
     assert terms_of(averaged, 12).tasks == 12
     assert terms_of(averaged, 12).snapshot_every == 2

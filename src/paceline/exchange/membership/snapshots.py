@@ -15,9 +15,6 @@ from paceline.exchange.membership.protocol import Message
 from paceline.exchange.shard.manifest import Manifest, whole_snapshots
 from paceline.exchange.terms import Charter
 
-_KEPT: Final = 2
-"""Complete snapshots that are kept, besides what the job began with."""
-
 _RETRY_S: Final = 5.0
 """After how long a snapshot that failed is tried again."""
 
@@ -105,7 +102,7 @@ class Snapshots:
         except ExchangeError as error:
             self.failed(number, str(error))
             return
-        self._books.write({"is": "complete", "keep": _KEPT})
+        self._books.write({"is": "complete", "keep": self._terms.kept_snapshots})
         self._books.event("snapshot", number=number, clock=snapshot.clock, first_task=first_task)
         kept = [one.number for one in state.snapshots]
         self._remove(*(old for old in before if old not in kept))

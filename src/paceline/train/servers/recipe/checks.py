@@ -92,6 +92,12 @@ def _check_rest(recipe: Recipe, server: ServerSection) -> None:
             "clipped and applied, or server.pieces: 1 and one worker with a mesh, or leave train.clip out.",
             "train.clip",
         )
+    if recipe.train.trace:
+        raise complaint(
+            "train.trace is of steps whose ranks go together, and workers of servers do not; leave it out. What a "
+            "worker's tasks spent on reads, computing and pushes is in exchange/work/worker-N.jsonl of the run.",
+            "train.trace",
+        )
     schedule = recipe.schedule
     rules = {recipe.optimizer.name, *(table.optimizer.name for table in server.tables.values() if table.optimizer)}
     if (schedule.name != "constant" or schedule.warmup) and "FTRL" in rules:

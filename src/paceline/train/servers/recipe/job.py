@@ -116,6 +116,7 @@ def terms_of(recipe: Recipe, steps: int) -> Terms:
         ahead=2 if waits else consistency.push_every + 4,  # one of them is looked for while another is computed
         evaluate_every=_clocks(settings.validation.every if settings.validation is not None else 0, every),
         snapshot_every=_clocks(recipe.checkpoint.every or 0, every),
+        kept_snapshots=recipe.checkpoint.keep,
         lease_s=server.lease_s,
         outlived=server.is_hogwild,
     )
