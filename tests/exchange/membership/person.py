@@ -1,4 +1,4 @@
-"""A member in a process of its own: `person.py DIRECTORY server|worker`; it says on its output what happens to it.
+"""A member in a process of its own, with arguments DIRECTORY server|worker HOLDS PAUSE_S; says what happens to it.
 
 A server finishes every copy at once and writes empty snapshots; a worker does its tasks and says which, the first
 `holds` of them never.
@@ -78,7 +78,3 @@ def main() -> None:
             work(member, leave, holds, pause_s)
     except ExchangeError as error:
         say(type(error).__name__, error)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +20,8 @@ from paceline.exchange.job import Consistency, DenseTable, Job
 from paceline.exchange.membership import Member, Observer, Role
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
+from tests.forked import Forked
 
-PERSON = Path(__file__).with_name("person.py")
 PATIENCE_S = 30.0
 """Only a test that fails waits so long."""
 
@@ -35,24 +33,24 @@ def job(consistency: str = "asp", **more: Any) -> Job:
 class Process:
     """A process whose lines are read as they come."""
 
-    def __init__(self, *command: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    def __init__(self, module: str, *arguments: object) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        self.process = Forked(module, *arguments, output=pipes[0][1], errors=pipes[1][1])
+        for _, theirs in pipes:
+            os.close(theirs)
+        self._streams = [os.fdopen(ours) for ours, _ in pipes]
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._fresh: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        assert self.process.stderr is not None
         self._readers = [
             threading.Thread(target=self._read, daemon=True),
-            threading.Thread(target=self.errors.extend, args=(self.process.stderr,), daemon=True),
+            threading.Thread(target=self.errors.extend, args=(self._streams[1],), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._streams[0]:
             self.lines.append(line.strip())
             self._fresh.put(line.strip())
         self._fresh.put(None)
@@ -74,16 +72,13 @@ class Process:
         raise AssertionError(f"no line '{beginning}'; there were {self.lines} and {''.join(self.errors)}")
 
     def send(self, number: int) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        self.process.send(number)
 
     def kill(self) -> None:
-        self.send(signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
         for reader in self._readers:
             reader.join()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
+        for stream in self._streams:
             stream.close()
 
 
@@ -100,14 +95,14 @@ class Village:
         self.start()
 
     def start(self, *options: str) -> Process:
-        self.coordinator = Process("-m", "paceline.exchange.membership", self.directory.root, *options)
+        self.coordinator = Process("paceline.exchange.membership.__main__", self.directory.root, *options)
         self._processes.append(self.coordinator)
         self.observer = Observer(self.charter, self.secret)
         self.wait(lambda: self.status() is not None)
         return self.coordinator
 
     def person(self, role: Role, *, holds: int = 0, pause_s: float = 0.0) -> Process:
-        made = Process(PERSON, self.directory.root, role.value, holds, pause_s)
+        made = Process("tests.exchange.membership.person", self.directory.root, role.value, holds, pause_s)
         self._processes.append(made)
         return made
 
@@ -163,5 +158,4 @@ def village(job: Job, terms: Terms, store: str = "embedded", port: int = 0) -> I
 
 def stopped(process: Process) -> None:
     """Stop a process as a debugger would, and wait until it is."""
-    process.send(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.process.pid, os.WSTOPPED | os.WNOWAIT)
+    process.process.stop()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +22,7 @@ from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe
 from paceline.train.servers.worker.parts import open_sources
 from paceline.train.servers.worker.samples import TaskSamples
+from tests.forked import Forked
 from tests.train.servers.toys import Net
 
 TOYS = Path(__file__).with_name("toys.py")
@@ -43,16 +41,17 @@ RECIPE = {
 class Run:
     """A run in the making."""
 
-    def __init__(self, out: Path, process: subprocess.Popen[str]) -> None:
+    def __init__(self, out: Path, process: Forked, output: Path) -> None:
         self.out, self.process = out, process
+        self._output = output
         self.said = ""
 
     def finish(self) -> int:
-        try:
-            self.said = self.process.communicate(timeout=PATIENCE_S)[0]
-        except subprocess.TimeoutExpired:
+        code = self.process.wait(PATIENCE_S)
+        if code is None:
             pytest.fail(f"it did not end:\n{self.stacks()}")
-        return self.process.returncode
+        self.said = self._output.read_text()
+        return code
 
     def stacks(self) -> str:
         """Have its processes write where they are; return their logs."""
@@ -94,21 +93,22 @@ def started(out: Path, *arguments: str, recipe: dict[str, object] | Path = RECIP
     else:
         path = out.with_suffix(".yaml")
         path.write_text(yaml.safe_dump(recipe))
-    command = [sys.executable, "-m", "paceline.cli.main", "train", str(path), "--out", str(out), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOY_SLEEP_S": str(sleep_s)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
-    )
+    output = out.with_suffix(".said")
+    output.write_bytes(b"")
+    process = paceline("train", path, "--out", out, *arguments, output=output, TOY_SLEEP_S=str(sleep_s))
     mine = psutil.Process(process.pid)
     try:
-        yield Run(out, process)
+        yield Run(out, process, output)
     finally:
         left = mine.children(recursive=True) if process.poll() is None else []
-        with suppress(ProcessLookupError):
-            process.kill()
-        process.communicate()
+        process.kill()
         _, alive = psutil.wait_procs(left, timeout=10)
         assert not alive
+
+
+def paceline(*arguments: object, output: Path, **environment: str) -> Forked:
+    """Begin what the command line would."""
+    return Forked("paceline.cli.main", *arguments, output=output, OMP_NUM_THREADS="1", **environment)
 
 
 def sets(**values: object) -> list[str]:

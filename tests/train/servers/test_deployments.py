@@ -65,7 +65,7 @@ def test_a_worker_that_dies_with_the_server_beside_it_is_replaced_with_one(tmp_p
         run.until(lambda: replaced(gone))
         done = run.steps()
         run.until(lambda: run.steps() >= done + 3)
-        run.process.send_signal(signal.SIGTERM)
+        run.process.send(signal.SIGTERM)
         assert run.finish() == 143, run.said
     assert gap_of_snapshot(out) < 1e-9
     report = verify_replay(out)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,14 +12,14 @@ import psutil
 
 from paceline.train.metrics import read_metrics
 from paceline.verify.server_replay import verify_replay
-from tests.train.servers.runs import PATIENCE_S, TOYS, gap, serial, sets, started
+from tests.train.servers.runs import PATIENCE_S, TOYS, gap, paceline, serial, sets, started
 
 
 def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with started(out, *sets(train__steps=4000)) as run:
         run.until(lambda: run.steps() >= 3)
-        run.process.send_signal(signal.SIGTERM)
+        run.process.send(signal.SIGTERM)
         assert run.finish() == 143
         assert "saved it. To go on:" in run.said and "--resume" in run.said
     done = run.steps()
@@ -63,9 +61,7 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
     )
     with started(out, *given, sleep_s=0.005) as run:
         run.until(lambda: run.steps() >= 3)
-        joining = subprocess.Popen(
-            [sys.executable, "-m", "paceline.cli.main", "join", str(out), "worker"], stdout=subprocess.DEVNULL
-        )
+        joining = paceline("join", out, "worker", output=tmp_path / "joined")
         victims = run.members()
         os.kill(victims["worker"][0], signal.SIGKILL)
         run.until(lambda: len(set(run.members()["worker"]) - {victims["worker"][0]}) >= 2)
@@ -81,9 +77,9 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
         try:
             run.until(lambda: len(run.members()["worker"]) == 3)
         finally:
-            joining.send_signal(signal.SIGTERM)
+            joining.send(signal.SIGTERM)
         assert joining.wait(PATIENCE_S) == 143
-        run.process.send_signal(signal.SIGINT)
+        run.process.send(signal.SIGINT)
         assert run.finish() == 130, run.said
     report = verify_replay(out)
     assert report.equal, report.text
