@@ -6,6 +6,7 @@ There is no serial run that an asynchronous one equals: its workers read old par
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import torch
 from paceline.errors import ExchangeError
 from paceline.exchange.client.outgoing import Compressor
 from paceline.exchange.interface import Dealer, Exchange
+from paceline.exchange.replay.replay import Work
 from paceline.exchange.replay.whole import Outcome, replay
 from paceline.train.recipe import Recipe, load_recipe
 from paceline.train.rundir import RunDirectory
+from paceline.train.servers.groups.replayed import replay_groups
+from paceline.train.servers.recipe.groups import trained
 from paceline.train.servers.rundir import exchange_of, work_of
 from paceline.train.servers.worker.compressing import NONE, compressor_of, settled
 from paceline.train.servers.worker.parts import build_parts
@@ -81,8 +85,6 @@ def verify_replay(root: Path) -> ReplayReport:
             f"{root} cannot be replayed: workers of hogwild write to one memory without locks, in no order that "
             "anybody sees."
         )
-    if recipe.server.deployment == "groups":
-        raise ExchangeError(f"{root} has groups of servers, which were not logged; it cannot be replayed.")
     return ReplayReport(root, _replayed(recipe, run))
 
 
@@ -91,16 +93,29 @@ def _go_on() -> None:
 
 
 def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
-    directory = exchange_of(run)
-    charter = directory.read()
     if recipe.mesh.size > 1:  # of each worker, whose ranks are all here now
         recipe = recipe.model_copy(update={"launch": "inprocess"})
     assert recipe.server is not None
-    compression, ahead = settled(recipe.server.compression, directory), recipe.server.ahead
+    if recipe.server.deployment == "groups":
+        groups = range(recipe.server.groups)
+        return replay_groups(
+            exchange_of(run),
+            [exchange_of(run, group) for group in groups],
+            lambda group: _work(recipe, run, group),
+            lambda group: _compression(recipe, run, group),
+        )
+    return replay(exchange_of(run), _work(recipe, run, None), compression=_compression(recipe, run, None))
+
+
+def _work(recipe: Recipe, run: RunDirectory, group: int | None) -> Work:
+    """Return the loop of a worker, of the run or of a group."""
+    charter = exchange_of(run, group).read()
+    assert recipe.server is not None
+    ahead = recipe.server.ahead
 
     def work(worker: int, exchange: Exchange, dealer: Dealer) -> None:
-        torch.set_num_threads(threads_of(work_of(run, worker)))
-        parts = build_parts(recipe, charter.job, torch.device("cpu"))
+        torch.set_num_threads(threads_of(work_of(run, worker, group)))
+        parts = build_parts(recipe, trained(charter.job), torch.device("cpu"), group or 0)
         Worker(
             exchange,
             dealer,
@@ -112,9 +127,20 @@ def _replayed(recipe: Recipe, run: RunDirectory) -> Outcome:
             idle=_go_on,
         ).run()
 
+    return work
+
+
+def _compression(recipe: Recipe, run: RunDirectory, group: int | None) -> Callable[[], Compressor] | None:
+    """Return what makes for a worker what its gradients went through."""
+    directory = exchange_of(run, group)
+    assert recipe.server is not None
+    codec, job = settled(recipe.server.compression, directory), directory.read().job
+    if codec == NONE:
+        return None
+
     def compressor() -> Compressor:
-        made = compressor_of(compression, charter.job)
+        made = compressor_of(codec, job)
         assert made is not None
         return made
 
-    return replay(directory, work, compression=None if compression == NONE else compressor)
+    return compressor

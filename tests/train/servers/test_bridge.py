@@ -201,7 +201,9 @@ def test_a_group_that_has_ended_lets_others_pass(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.move(0, [1.0, 0.0, 0.0])
     world.meet(0)
+    world.bridges[0].settle(None)  # once more, as it ends in the middle of it
     world.bridges[0].pass_over()
+    assert [shard.position for shard in world.above.shards] == [2, 2, 2]
     world.born(0)
     world.bridges[0].settle(None)
     assert world.ledgers[0].last().kind is Kind.NOTHING

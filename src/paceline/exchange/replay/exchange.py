@@ -53,17 +53,24 @@ class ReplayedExchange:
         lines: the shards.
         runner: whose turn it is.
         compression: as the worker had it.
+        pushed: updates that it had pushed before the run began.
     """
 
     def __init__(
-        self, job: Job, actions: Actions, lines: Lines, runner: Runner, compression: Compressor | None = None
+        self,
+        job: Job,
+        actions: Actions,
+        lines: Lines,
+        runner: Runner,
+        compression: Compressor | None = None,
+        pushed: int = 0,
     ) -> None:
         self._job, self._actions, self._lines, self._runner = job, actions, lines, runner
         self._routes = DenseRoutes(job)
         self._cutter = Cutter(job, self._routes, compression)
         self._reads = ReadPositions()
         self._begun: list[_Replayed] = []
-        self._number = self._sequence = 0
+        self._number, self._sequence = 0, pushed
 
     @property
     def job(self) -> Job:

@@ -31,6 +31,11 @@ class Replay:
         actions: of each worker what it did (`client.actions.read_actions`).
         marks: of each shard the position of the state that is wanted.
         compression: makes for a worker what its gradients went through; None: they went as they were.
+        others: what others read and pushed, who are no workers of this job alone (`exchange`).
+
+    Attributes:
+        lines: the shards.
+        states: of each shard, once it was at its mark.
     """
 
     def __init__(
@@ -41,10 +46,26 @@ class Replay:
         actions: Sequence[Actions],
         marks: Mapping[int, int],
         compression: Callable[[], Compressor] | None = None,
+        others: Sequence[Actions] = (),
     ) -> None:
-        self._job, self._shards, self._records, self._marks = job, shards, records, marks
+        self._job = job
         self._actions = sorted(actions, key=lambda held: held.worker)
         self._compression = compression
+        self.states: dict[int, ShardState] = {}
+
+        def keep(shard: Shard) -> None:
+            self.states[shard.number] = shard.state()
+
+        self.lines = Lines(shards, records, _reads([*actions, *others]), marks, keep)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all marks were reached."""
+        return self.lines.complete
+
+    def runners(self, work: Work) -> list[Runner]:
+        """Return the workers, none of which runs yet."""
+        return [Runner(f"worker {actions.worker}", partial(self._work, work, actions)) for actions in self._actions]
 
     def run(self, work: Work) -> dict[int, ShardState]:
         """Run all workers, one at a time; returns the state of each shard at its mark.
@@ -52,36 +73,42 @@ class Replay:
         Raises:
             ExchangeError: the logs do not belong together, or a worker did not do what it did.
         """
-        states: dict[int, ShardState] = {}
+        together([self], self.runners(work))
+        return self.states
 
-        def keep(shard: Shard) -> None:
-            states[shard.number] = shard.state()
+    def exchange(self, actions: Actions, runner: Runner, pushed: int = 0) -> ReplayedExchange:
+        """Return what one of the others sees. pushed: updates that it had pushed before the run began."""
+        return ReplayedExchange(self._job, actions, self.lines, runner, pushed=pushed)
 
-        lines = Lines(self._shards, self._records, self._reads(), self._marks, keep)
-        runners = [
-            Runner(f"worker {actions.worker}", partial(self._work, work, actions, lines)) for actions in self._actions
-        ]
-        run(runners, lambda: lines.complete)
-        if not lines.complete:
-            raise ExchangeError(
-                f"the replay cannot go on: {'; '.join(lines.lacks()[:4])}. A log is missing, of a server or a worker, "
-                "or what a worker does depends on more than it reads and is dealt."
-            )
-        return states
-
-    def _reads(self) -> dict[int, list[int]]:
-        """Return of each shard at which positions it was read."""
-        reads: dict[int, list[int]] = {}
-        for actions in self._actions:
-            for positions in actions.pulls.values():
-                for shard, position in (positions or {}).items():
-                    reads.setdefault(shard, []).append(position)
-        return reads
-
-    def _work(self, work: Work, actions: Actions, lines: Lines, runner: Runner) -> None:
+    def _work(self, work: Work, actions: Actions, runner: Runner) -> None:
         compression = None if self._compression is None else self._compression()
-        exchange = ReplayedExchange(self._job, actions, lines, runner, compression)
+        exchange = ReplayedExchange(self._job, actions, self.lines, runner, compression)
         try:
             work(actions.worker, exchange, ReplayedDealer(actions))
         finally:
             exchange.end()
+
+
+def together(replays: Sequence[Replay], runners: Sequence[Runner]) -> None:
+    """Run all that take part, one at a time, until all marks of all replays are reached.
+
+    Raises:
+        ExchangeError: they cannot go on, or one did not do what it did.
+    """
+    run(runners, lambda: all(replay.complete for replay in replays))
+    lacks = [lack for replay in replays for lack in replay.lines.lacks()]
+    if not all(replay.complete for replay in replays):
+        raise ExchangeError(
+            f"the replay cannot go on: {'; '.join(lacks[:4])}. A log is missing, of a server or a worker, or what a "
+            "worker does depends on more than it reads and is dealt."
+        )
+
+
+def _reads(everybody: Sequence[Actions]) -> dict[int, list[int]]:
+    """Return of each shard at which positions it was read."""
+    reads: dict[int, list[int]] = {}
+    for actions in everybody:
+        for positions in actions.pulls.values():
+            for shard, position in (positions or {}).items():
+                reads.setdefault(shard, []).append(position)
+    return reads

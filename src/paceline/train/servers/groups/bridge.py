@@ -76,6 +76,7 @@ class Bridge:
         self._group, self._groups = group, groups
         self._above, self._ledger = above, ledger
         self.last = ledger.last()
+        self._pushed = 0  # the last meeting that went to the global servers from here
         tables = above.job.tables
         self._count = len(tables)
         self._dense = [index for index, table in enumerate(tables) if isinstance(table, DenseTable)]
@@ -110,7 +111,9 @@ class Bridge:
         last = self.last
         if last.kind is Kind.BEGAN:
             return
-        self._above.push([task_of(last.number, self._group, self._groups)], last.moved)
+        if self._pushed < last.number:
+            self._above.push([task_of(last.number, self._group, self._groups)], last.moved)
+            self._pushed = last.number
         if inside is not None and last.kind is Kind.MET:
             inside.push([], last.back)
 
