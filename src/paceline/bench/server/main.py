@@ -1,8 +1,8 @@
 """`paceline bench server`: the parameter server against the limits of this machine, and against its peers.
 
 It has parts, each in a module of its own and with its own settings (`--set key=value`); `parts` says which are run.
-`transports`: push and pull of tensors and rows by each transport, the raw limits, and peers, in one run. `rows`: rows
-read and updated in the table itself, by one core. `compression`: how small and how fast. `recovery`: stalls after
+`transports`: push and pull of tensors and rows by each transport, the raw limits, and peers, in one run. `messages`:
+rows pulled and pushed through a server. `rows`: rows read and updated in the table itself, by one core. `compression`: how small and how fast. `recovery`: stalls after
 kills, and how long who joins takes. `ctr`: samples a second of the recipe of clicks. `straggler`: what a slow worker
 costs the others.
 """
@@ -17,6 +17,7 @@ from paceline.bench.machine import machine, table_console, warn_of_load
 
 PARTS: Final = {
     "transports": "paceline.bench.server.transports",
+    "messages": "paceline.bench.server.messages",
     "rows": "paceline.bench.server.rows",
     "compression": "paceline.bench.server.compression",
     "recovery": "paceline.bench.server.recovery",
