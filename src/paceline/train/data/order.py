@@ -71,6 +71,8 @@ class Order:
             return np.arange(start, stop, dtype=np.int64)
         first, last = (int(i) for i in np.searchsorted(self._starts, [start, stop - 1], side="right") - 1)
         offset = int(self._starts[first])
+        if first == last:  # nothing that is much longer than what is wanted is copied
+            return self._window(first)[start - offset : stop - offset].copy()
         return np.concatenate([self._window(w) for w in range(first, last + 1)])[start - offset : stop - offset]
 
     def _window_of(self, number: int) -> Indices:

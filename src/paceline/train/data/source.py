@@ -104,7 +104,7 @@ class ArraySource(Source):
 
     def batch(self, indices: Indices) -> Batch:
         """See `Source.batch`."""
-        return {key: to_tensor(array[indices]) for key, array in self._arrays.items()}
+        return {key: to_tensor(array.take(indices, axis=0)) for key, array in self._arrays.items()}
 
 
 class DatasetSource(Source):

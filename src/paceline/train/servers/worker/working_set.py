@@ -181,10 +181,11 @@ def _positions(keys: Tensor, first: int, name: str | int) -> tuple[Tensor, Tenso
     if keys.is_floating_point() or keys.dtype == torch.bool:
         raise ExchangeError(f"'{name}' of the batch points into a sparse table and is {keys.dtype}; keys are int64.")
     different, positions = unique_keys(keys.reshape(-1).long().cpu())
-    if first:
-        real = different != 0
+    if first and not (real := different != 0).all():
         positions = torch.where(real, torch.cumsum(real, 0), 0)[positions]
         different = different[real]
+    elif first:
+        positions += first
     return different, positions.view(keys.shape).to(keys.device)
 
 
