@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -332,7 +332,7 @@ class _Server:
         for shard, update in updates:
             applied = self._mine(shard).apply(update)
             if not applied.repeated:
-                self._all.applied[shard].append((replace(update, parts=()), applied.staleness))
+                self._all.applied[shard].append((update._replace(parts=()), applied.staleness))
             numbers += (shard, applied.position, applied.staleness)
         self._all.lock.notify_all()
         return Frame(Kind.PUSHED, numbers=np.array(numbers, dtype=np.int64))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from torch import Tensor
@@ -26,8 +25,7 @@ class Part(NamedTuple):
     values: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """Gradients of the mean loss of some tasks, or of none (`tasks` empty: a plain addition to what is there).
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -130,7 +129,7 @@ def test_what_is_acknowledged_stays_and_counts_once(mode: str, servers: int, see
             elif event == "k":
                 chain.kill(which)
             tail = chain.alive[-1].shard
-            assert all(tail.apply(replace(chain.known[task], sequence=10**6)).repeated for task in chain.acknowledged)
+            assert all(tail.apply(chain.known[task]._replace(sequence=10**6)).repeated for task in chain.acknowledged)
         for update in chain.known.values():
             chain.push(update)
         for turn in range(len(chain.alive) * TASKS):

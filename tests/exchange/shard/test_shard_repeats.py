@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +31,7 @@ def test_repeats_in_any_order_change_nothing(
     sent: list[Update] = []
     for turn, task in enumerate(order):
         update = jobs.update(once, task, worker=task % 2, sequence=turn + 1)
-        update = replace(update, tasks=()) if additions and modes == ("asp", "asp") else update
+        update = update._replace(tasks=()) if additions and modes == ("asp", "asp") else update
         sent.append(update)
         first = once.apply(update)
         assert often.apply(update) == first
@@ -42,7 +40,7 @@ def test_repeats_in_any_order_change_nothing(
                 continue
             again = sent[which]
             if by_another and again.tasks:
-                again = replace(again, worker=9, sequence=which + 1)
+                again = again._replace(worker=9, sequence=which + 1)
             applied = often.apply(again)
             assert applied.repeated and applied.staleness == 0
             assert which + 1 <= applied.position <= turn + 1
@@ -62,7 +60,7 @@ def test_half_a_repeat_is_refused() -> None:
     """A worker taken for dead pushes two tasks, one of which somebody else has done since."""
     shard = jobs.begun(jobs.job("asp", "asp", pieces=1))
     shard.apply(jobs.update(shard, 3, worker=2, sequence=1))
-    late = replace(jobs.update(shard, 3, worker=1, sequence=7), tasks=(3, 4))
+    late = jobs.update(shard, 3, worker=1, sequence=7)._replace(tasks=(3, 4))
     before = shard.state()
     with pytest.raises(ExchangeError, match=r"\[3\] were applied already.*must join anew"):
         shard.apply(late)

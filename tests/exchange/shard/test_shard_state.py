@@ -96,7 +96,7 @@ def _bad(shard: Shard) -> dict[str, Update]:
     foreign = torch.arange(50)[torch.from_numpy(shards_of(torch.arange(50).numpy(), 2) == 1)][:1]
 
     def of(*parts: Part) -> Update:
-        return replace(good, parts=parts)
+        return good._replace(parts=parts)
 
     return {
         "is for table 7; held are": of(dense._replace(table=7)),
@@ -108,11 +108,11 @@ def _bad(shard: Shard) -> dict[str, Update]:
         "keys torch.int32": of(Part(jobs.ROWS, rows.keys.int(), rows.values)),
         f"key {int(foreign)} of table rows: of another shard": of(Part(jobs.ROWS, foreign, torch.ones(1, 3))),
         "several parts for one table": of(rows, rows),
-        "sequences begin with 1": replace(good, sequence=0),
-        "in rising order": replace(good, tasks=(1, 0)),
-        "tasks are from 0": replace(good, tasks=(-1,)),
-        "weighs nan": replace(good, weight=float("nan")),
-        "weighs -1": replace(good, weight=-1.0),
+        "sequences begin with 1": good._replace(sequence=0),
+        "in rising order": good._replace(tasks=(1, 0)),
+        "tasks are from 0": good._replace(tasks=(-1,)),
+        "weighs nan": good._replace(weight=float("nan")),
+        "weighs -1": good._replace(weight=-1.0),
     }
 
 
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes(message: str) -> N
     update = _bad(shard)[message]
     for refuse in (shard.check, shard.apply):
         with pytest.raises(ExchangeError, match=message) as caught:
-            refuse(replace(update, worker=6))
+            refuse(update._replace(worker=6))
         assert "of worker 6 for shard 0" in str(caught.value)
     jobs.assert_same(before, shard.state())
 
@@ -133,7 +133,7 @@ def test_an_addition_under_ftrl_is_refused_before_anything_changes() -> None:
     shard = jobs.begun(jobs.job(rule=Rule("ftrl")))
     before = shard.state()
     with pytest.raises(ExchangeError, match="ftrl"):
-        shard.apply(replace(jobs.update(shard, 0), tasks=()))
+        shard.apply(jobs.update(shard, 0)._replace(tasks=()))
     jobs.assert_same(before, shard.state())
 
 

@@ -23,13 +23,13 @@ def _train(job: Job, orders: list[list[int]], weights: list[float]) -> Shard:
     sequence = 0
     for clock, order in enumerate(orders):
         pieces = [
-            replace(jobs.update(shard, clock * job.pieces + i, weight=weights[i]), worker=i + 1)
+            jobs.update(shard, clock * job.pieces + i, weight=weights[i])._replace(worker=i + 1)
             for i in range(job.pieces)
         ]
         assert shard.completed == clock
         for i in order:
             sequence += 1
-            assert shard.apply(replace(pieces[i], sequence=clock + 1)).position == sequence
+            assert shard.apply(pieces[i]._replace(sequence=clock + 1)).position == sequence
     assert shard.completed == len(orders)
     return shard
 
@@ -140,9 +140,8 @@ def test_what_is_given_may_change_afterwards() -> None:
     for task in (2, 0, 1):
         given = jobs.update(kept, task)
         kept.apply(given)
-        again = replace(
-            given, parts=tuple(Part(t, k if k is None else k.clone(), v.clone()) for t, k, v in given.parts)
-        )
+        parts = tuple(Part(t, k if k is None else k.clone(), v.clone()) for t, k, v in given.parts)
+        again = given._replace(parts=parts)
         changed.apply(again)
         for part in again.parts:
             part.values.fill_(1e9)

@@ -55,7 +55,7 @@ def test_a_shard_goes_on_from_its_snapshot(tmp_path: Path, modes: tuple[str, str
     assert loaded.apply(jobs.update(shard, 4, worker=77)).repeated
     for update in [jobs.update(shard, task, worker=8) for task in (5, 6)]:
         shard.apply(update)
-        loaded.apply(replace(update, sequence=update.sequence - 5))
+        loaded.apply(update._replace(sequence=update.sequence - 5))
     jobs.assert_equal_tables(shard, loaded)
 
 

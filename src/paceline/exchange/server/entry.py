@@ -7,7 +7,7 @@ between servers too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.errors import ExchangeError
 from paceline.exchange.compress.names import decode
 from paceline.exchange.job import Job, SparseTable, Table
-from paceline.exchange.messages import Payload, unpacked
+from paceline.exchange.messages import Payload, Slice, unpacked
 from paceline.exchange.updates import Part, Update
 from paceline.exchange.wire.frame import Frame
 
@@ -39,8 +39,7 @@ class Coded(NamedTuple):
     tensors: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """An update of a shard, see `updates.Update`.
 
     Attributes:
@@ -65,15 +64,15 @@ class Entry:
         Raises:
             ExchangeError: a table or codec that there is not, or tensors that do not fit it.
         """
-        parts = tuple(_decoded(part, job) for part in self.parts)
+        parts = tuple([_decoded(part, job) for part in self.parts])
         return Update(self.worker, self.sequence, self.tasks, self.read, self.weight, parts)
 
     def kept(self, position: int) -> Entry:
         """Return it as it is kept once applied: with its position, and with memory of its own."""
         if not self.borrowed:
-            return replace(self, position=position)
+            return self._replace(position=position)
         parts = (part._replace(tensors=tuple(tensor.clone() for tensor in part.tensors)) for part in self.parts)
-        return replace(self, position=position, parts=tuple(parts), borrowed=False)
+        return self._replace(position=position, parts=tuple(parts), borrowed=False)
 
     @property
     def size_bytes(self) -> int:
@@ -141,16 +140,38 @@ def _addressed(numbers: NDArray[np.int64]) -> tuple[tuple[int, ...], dict[int, i
 
 def _sliced(payload: Payload, job: Job) -> Iterable[tuple[int, Coded]]:
     """Return what a payload has for each of its shards."""
-    if not 0 <= payload.table < len(job.tables):
-        raise ValueError(f"there is no table {payload.table}")
-    rows = isinstance(job.tables[payload.table], SparseTable)
-    keys, values = (payload.tensors[:1], payload.tensors[1:]) if rows else ((), payload.tensors)
-    each = len(values) // max(1, len(payload.slices))
-    for index, (shard, begin, end) in enumerate(payload.slices):
+    table, codec, slices, tensors = payload
+    if not 0 <= table < len(job.tables):
+        raise ValueError(f"there is no table {table}")
+    rows = isinstance(job.tables[table], SparseTable)
+    for _, begin, end in slices:
         if not 0 <= begin <= end:
             raise ValueError(f"a slice from {begin} to {end}")
-        held = values[each * index : each * (index + 1)] if payload.codec else (values[0][begin:end],)
-        yield shard, Coded(payload.table, payload.codec, end - begin, (*(key[begin:end] for key in keys), *held))
+    keys = _cut(tensors[0], slices) if rows else ()
+    coded = tensors[1:] if rows else tensors
+    if codec:
+        each = len(coded) // max(1, len(slices))
+        held: Iterable[tuple[Tensor, ...]] = [coded[each * i : each * (i + 1)] for i in range(len(slices))]
+    else:
+        held = zip(_cut(coded[0], slices), strict=True)
+    if not rows:
+        return [
+            (shard, Coded(table, codec, end - begin, its))
+            for (shard, begin, end), its in zip(slices, held, strict=True)
+        ]
+    return [
+        (shard, Coded(table, codec, end - begin, (its_keys, *its)))
+        for (shard, begin, end), its_keys, its in zip(slices, keys, held, strict=True)
+    ]
+
+
+def _cut(values: Tensor, slices: Sequence[Slice]) -> Sequence[Tensor]:
+    """Return slices of a tensor; in one call where they lie one after the other."""
+    sizes = [part.end - part.begin for part in slices]
+    begins = [0, *accumulate(sizes)]
+    if begins.pop() == values.shape[0] and begins == [part.begin for part in slices]:
+        return values.split_with_sizes(sizes)
+    return [values[part.begin : part.end] for part in slices]
 
 
 def forwarded(entries: Sequence[Entry], epoch: int) -> Frame:

@@ -24,7 +24,7 @@ from paceline.exchange.server.replica import Replica, Upstream, Waiting
 from paceline.exchange.server.requests import Changed, Found, NotYet, Read, Refused
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied, Update
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 
 _T = TypeVar("_T")
 
@@ -38,7 +38,7 @@ class Told(NamedTuple):
     """What is to be said once the lock is free."""
 
     upstream: list[tuple[Upstream, tuple[int, int]]]
-    synced: list[Move]
+    synced: list[Move | Turn]
 
 
 Observer: TypeAlias = Callable[[int, Sequence[tuple[Entry, Applied]]], None]
@@ -52,7 +52,8 @@ class Keeper:
         job: what is kept.
         server: this server's id.
         outlet: makes a way to a successor; its last argument tells whether for copies.
-        synced: told of a move from here once its target has all; maybe more than once.
+        synced: told of a move from here once its target has all, and of a turn of a head here once its successors
+            have all; maybe more than once.
         trusted: whether this process may take itself for a member: it was not stopped for long.
         applied: see `Observer`.
         settled: returns once what `applied` was told is kept; called before anybody else is told.
@@ -64,7 +65,7 @@ class Keeper:
         server: int,
         *,
         outlet: Callable[[Keeper, int, Address, bool], Outlet],
-        synced: Callable[[Move], None],
+        synced: Callable[[Move | Turn], None],
         trusted: Callable[[], bool],
         applied: Observer,
         settled: Callable[[], None] = lambda: None,
@@ -113,10 +114,13 @@ class Keeper:
         """
         with self._telling() as told:
             self._enter(epoch)
-            replicas = [self._mine(entry.shard, lambda place: place.head, "is no master of") for entry in entries]
+            replicas = [
+                self._mine(entry.shard, lambda place: place.head and place.turn is None, "is no master of")
+                for entry in entries
+            ]
             for replica, update in zip(replicas, updates, strict=True):
                 replica.shard.check(update)
-            done = self._apply([*zip(replicas, entries, updates, strict=True)])
+            done = self._apply([*zip(replicas, entries, updates, strict=True)], checked=True)
             for replica, applied in zip(replicas, done, strict=True):
                 self._settle(replica, told)
                 replica.wait(applied, waiting)
@@ -181,6 +185,8 @@ class Keeper:
                 if replica.synced and not before and replica.place.outgoing is not None:
                     told.synced.append(replica.place.outgoing)
                 self._settle(replica, told)
+                if replica.drained and replica.place.turn is not None:
+                    told.synced.append(replica.place.turn)
 
     def reconnected(self, server: int, outlet: Outlet) -> None:
         """The way to a successor is open, maybe again: send all that it may not have got; under the lock."""
@@ -269,6 +275,8 @@ class Keeper:
                 self._settle(replica, told)
                 if replica.synced and replica.place.outgoing is not None:  # the coordinator may not have heard it
                     told.synced.append(replica.place.outgoing)
+                if replica.drained and replica.place.turn is not None:
+                    told.synced.append(replica.place.turn)
             self._viewed.notify_all()
         for outlet in unneeded:
             outlet.close()
@@ -345,9 +353,9 @@ class Keeper:
             raise Refused(self.epoch, f"in epoch {self.epoch} server {self.server} {lack} shard {shard}", (shard,))
         return replica
 
-    def _apply(self, updates: Sequence[tuple[Replica, Entry, Update]]) -> list[Applied]:
-        """Apply updates, write them down, and hand them on."""
-        done = [replica.shard.apply(update) for replica, _, update in updates]
+    def _apply(self, updates: Sequence[tuple[Replica, Entry, Update]], *, checked: bool = False) -> list[Applied]:
+        """Apply updates, write them down, and hand them on. checked: see `Shard.apply`."""
+        done = [replica.shard.apply(update, checked=checked) for replica, _, update in updates]
         new = [
             (replica, entry.kept(applied.position) if replica.hands_on else entry, applied)
             for (replica, entry, _), applied in zip(updates, done, strict=True)

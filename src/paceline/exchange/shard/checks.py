@@ -54,7 +54,7 @@ class Checks:
             )
         for part in update.parts:
             self._check_part(update, part)
-        if len({part.table for part in update.parts}) < len(update.parts):
+        if len(update.parts) > 1 and len({part.table for part in update.parts}) < len(update.parts):
             raise ExchangeError(f"{self._name(update)} has several parts for one table; add them up.")
         if update.tasks:
             self._check_tasks(update, clocks)
@@ -65,7 +65,7 @@ class Checks:
 
     def _check_tasks(self, update: Update, clocks: Clocks) -> None:
         tasks = update.tasks
-        if tasks[0] < 0 or any(one >= other for one, other in pairwise(tasks)):
+        if tasks[0] < 0 or (len(tasks) > 1 and any(one >= other for one, other in pairwise(tasks))):
             raise ExchangeError(f"{self._name(update)} is of tasks {list(tasks)}; tasks are from 0, in rising order.")
         held = [task for task in tasks if clocks.holds(task)]
         if held:

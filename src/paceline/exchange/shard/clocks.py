@@ -36,6 +36,10 @@ class Clocks:
         """Whether a task was applied."""
         return 0 <= task < self._floor or task in self._above
 
+    def holds_all(self, tasks: Iterable[int]) -> bool:
+        """Whether all of some tasks were applied."""
+        return all(map(self.holds, tasks))
+
     def add(self, tasks: Iterable[int], position: int) -> None:
         """Note tasks as applied, by the update that the shard counts as `position`."""
         before = self.completed
@@ -43,6 +47,8 @@ class Clocks:
         while self._floor in self._above:
             self._above.remove(self._floor)
             self._floor += 1
+        if self.completed == before:
+            return
         first = max(before, self.completed - self._kept)
         self._reached.extend((clock, position) for clock in range(first + 1, self.completed + 1))
 

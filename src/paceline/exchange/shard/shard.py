@@ -56,7 +56,8 @@ class Shard:
             elif index in counts:
                 self._dense[index] = Dense(counts[index], dtype, table.rule)
         self._changes = {index: Changes() for index in self._sparse} if job.notes_changes else {}
-        self._has_steps = any(job.is_synchronous(index) for index in self.tables)
+        self._synchronous = frozenset(filter(job.is_synchronous, range(len(job.tables))))
+        self._has_steps = not self._synchronous.isdisjoint(self.tables)
         self._checks = Checks(job, number, self.tables, counts)
 
     @property
@@ -126,8 +127,12 @@ class Shard:
         if self._earlier(update) is None:
             self._checks.check(update, self._clocks, self._position)
 
-    def apply(self, update: Update) -> Applied:
+    def apply(self, update: Update, *, checked: bool = False) -> Applied:
         """Apply an update, once. Its tensors may change afterwards.
+
+        Args:
+            update: what was pushed.
+            checked: `check` has passed it, and nothing has changed since.
 
         Raises:
             ExchangeError: as `check`; nothing was changed.
@@ -135,7 +140,8 @@ class Shard:
         earlier = self._earlier(update)
         if earlier is not None:
             return Applied(earlier, 0, True)
-        self._checks.check(update, self._clocks, self._position)
+        if not checked:
+            self._checks.check(update, self._clocks, self._position)
         staleness = self._staleness(update)
         self._position += 1
         self._sequences.add(update.worker, update.sequence, self._position)
@@ -198,7 +204,7 @@ class Shard:
     def _earlier(self, update: Update) -> int | None:
         """Return where an update was applied before, or now's position where only that is known; None: it is new."""
         position = self._sequences.position(update.worker, update.sequence, self._position)
-        if position is None and update.tasks and all(map(self._clocks.holds, update.tasks)):
+        if position is None and update.tasks and self._clocks.holds_all(update.tasks):
             return self._position
         return position
 
@@ -206,7 +212,7 @@ class Shard:
         clock = self.job.clock(update.tasks[0])
         pieces = []
         for part in update.parts:
-            if self.job.is_synchronous(part.table):
+            if part.table in self._synchronous:
                 pieces.append(part)
             elif self.job.damp_stale and staleness:
                 self._update(part._replace(values=part.values / (1 + staleness)), clock, update.worker)
@@ -217,7 +223,7 @@ class Shard:
                 self._steps[clock] = Step(clock * self.job.pieces)
             self._steps[clock].add(update.tasks, update.weight, pieces)
         self._clocks.add(update.tasks, self._position)
-        for done in sorted(self._steps):
+        for done in sorted(self._steps) if self._steps else ():
             if done >= self._clocks.completed:
                 break
             for part in self._steps.pop(done).means():
@@ -242,8 +248,12 @@ class Shard:
 
     def _staleness(self, update: Update) -> int:
         """Return how many updates came between the read and now; none where all of it is synchronous."""
-        loose = any(not self.job.is_synchronous(part.table) for part in update.parts)
-        return self._position - update.read if loose and update.read >= 0 else 0
+        if update.read < 0:
+            return 0
+        for part in update.parts:
+            if part.table not in self._synchronous:
+                return self._position - update.read
+        return 0
 
 
 def _counts(job: Job, number: int) -> Mapping[int, int]:

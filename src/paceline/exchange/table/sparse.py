@@ -152,17 +152,19 @@ class Sparse:
     def _check(self, keys: Tensor, values: Tensor) -> None:
         if keys.dtype != torch.int64 or keys.ndim != 1:
             raise ExchangeError(f"keys are {keys.dtype} of {tuple(keys.shape)}; they are torch.int64 of (n,).")
-        if values.shape != (len(keys), self.width):
+        if values.shape != (keys.shape[0], self.width):
             raise ExchangeError(
                 f"{len(keys)} keys of a sparse table came with values of {tuple(values.shape)}; "
                 f"they are of {(len(keys), self.width)}."
             )
 
     def _typed(self, values: Tensor) -> NDArray[np.floating]:
-        array: NDArray[np.floating] = values.detach().to(self.dtype).contiguous().numpy()
+        if values.dtype is not self.dtype or values.requires_grad or not values.is_contiguous():
+            values = values.detach().to(self.dtype).contiguous()
+        array: NDArray[np.floating] = values.numpy()
         return array
 
 
 def _keys(keys: Tensor) -> NDArray[np.int64]:
-    array: NDArray[np.int64] = keys.contiguous().numpy()
+    array: NDArray[np.int64] = (keys if keys.is_contiguous() else keys.contiguous()).numpy()
     return array
