@@ -7,13 +7,24 @@ import os
 import signal
 from pathlib import Path
 
+from safetensors.torch import load_file
+
 from paceline.exchange.directory import Directory
+from paceline.exchange.shard.manifest import whole_snapshots
 from paceline.train.metrics import read_metrics
+from paceline.train.servers.groups.ledger import Ledger
 from paceline.train.servers.supervisor.finish import newest
 from paceline.verify.server_replay import verify_replay
-from tests.train.servers.runs import gap, serial, sets, started
+from tests.train.servers.runs import RECIPE, TOYS, gap, serial, sets, started
 
 COLOCATED = "{deployment: colocated, workers: 2, replication: 2, shards: 4}"
+CLICKS = {
+    **RECIPE,
+    "model": {"factory": f"{TOYS}:build_clicks"},
+    "data": {"source": "factory", "dataset": f"{TOYS}:words", "validation": 0.1},
+    "optimizer": {"name": "Adagrad", "lr": 0.3},
+    "checkpoint": {"every": 2},
+}
 GROUPS = "deployment: groups, workers: 4, groups: 2, shards: 4"
 STEPS = 20
 
@@ -79,23 +90,45 @@ def gap_of_snapshot(out: Path) -> float:
     return max(float((found[name] - value).abs().max()) for name, value in expected.items())
 
 
-def test_groups_that_meet_only_at_the_end_are_averaged(tmp_path: Path) -> None:
+def test_groups_that_meet_only_at_the_end_are_averaged_also_where_they_were_stopped(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started(out, *sets(server=f"{{{GROUPS}, sync_every: 1000}}", train__steps=STEPS)) as run:
+    given = sets(server=f"{{{GROUPS}, sync_every: 1000}}", train__steps=STEPS)
+    with started(out, *given, sleep_s=0.01) as run:
+        run.until(lambda: run.steps() >= 3)
+        run.process.send(signal.SIGTERM)
+        assert run.finish() == 143, run.said
+    with started(out, *given, "--resume") as run:
         assert run.finish() == 0, run.said
+    learns(out)
     alone = [serial(out / "config.yaml", STEPS, first, 2) for first in (0, 2)]
     assert gap(out, {name: (value + alone[1][name]) / 2 for name, value in alone[0].items()}) < 1e-9
 
 
-def test_groups_meet(tmp_path: Path) -> None:
+def test_groups_with_tables_go_on_after_bridges_and_then_everybody_were_killed(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started(out, *sets(server=f"{{{GROUPS}, sync_every: 5}}", train__steps=STEPS)) as run:
+    given = sets(
+        server=f"{{{GROUPS}, sync_every: 2, consistency: asp, tables: {{words.weight: ids}}}}", train__steps=60
+    )
+    above, groups = Directory(out / "exchange"), [Directory(out / "groups" / str(group)) for group in range(2)]
+
+    def met() -> int:
+        ledgers = [Ledger(group.root) for group in groups]
+        return min(ledger.last().number if ledger.path.exists() else 0 for ledger in ledgers)
+
+    with started(out, *given, recipe=CLICKS, sleep_s=0.01) as run:
+        run.until(lambda: met() >= 1)
+        events = map(json.loads, above.events.read_text().splitlines())
+        for bridge in [event["pid"] for event in events if event["event"] == "joined" and event["role"] == "worker"]:
+            os.kill(bridge, signal.SIGKILL)
+        run.until(lambda: met() >= 4 and len(whole_snapshots(above.snapshots)) > 1)
+        run.process.kill()
+        assert run.finish() < 0
+    with started(out, *given, "--resume", recipe=CLICKS) as run:
         assert run.finish() == 0, run.said
     learns(out)
-    for group, first in enumerate((0, 2)):
-        directory = Directory(out / "groups" / str(group))
-        alone = serial(out / "config.yaml", STEPS, first, 2)
-        assert gap(out, alone) > 1e-3
-        held = newest(directory, directory.read().job).dense
-        assert max(float((held[name] - value).abs().max()) for name, value in alone.items()) > 1e-3
-        assert (out / "logs" / f"bridge-{group}.log").read_text().count("met after step") == 3
+    learnt = load_file(out / "model.safetensors")
+    assert sorted(learnt["words.weight.keys"].tolist()) == [0, 1, 1000, 1001, 2000, 2001]
+    assert all((out / "groups" / f"{group}-before-1" / "cuts").is_dir() for group in range(2))
+    report = verify_replay(out)
+    assert report.equal, report.text
+    assert min(Ledger(group.root).last().base for group in groups) >= 2

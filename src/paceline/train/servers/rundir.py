@@ -1,7 +1,8 @@
 """Where a run with servers keeps what it needs, within its run directory (`train.rundir`).
 
     exchange/                 see `exchange.directory`; with groups that of the global servers, else the only one
-    groups/N/                 the same for the servers of a group
+    groups/N/                 the same for the servers of a group, its meetings with the global ones (`groups.ledger`),
+                              and cuts to go on from (`groups.cuts`)
     work/worker-N.jsonl       within an exchange's: what its worker N did (`records`)
     logs/server-N.log         of member N of the job, as in `events.jsonl`, and so `worker-N.log`; of group G
                               `server-G-N.log`. Until it has joined its log is `server-start-K.log`; that of a worker
@@ -28,6 +29,13 @@ def exchange_of(run: RunDirectory, group: int | None = None) -> Directory:
 def work_of(run: RunDirectory, worker: int, group: int | None = None) -> Path:
     """Return the file of what a worker did."""
     return exchange_of(run, group).root / "work" / f"worker-{worker}.jsonl"
+
+
+def work_before(run: RunDirectory, group: int | None = None) -> list[Path]:
+    """Return the folders of what workers did before the run was resumed, the latest first."""
+    root = exchange_of(run, group).root
+    before = [path for path in root.parent.glob(f"{root.name}-before-*") if path.name.rpartition("-")[2].isdigit()]
+    return [path / "work" for path in sorted(before, key=lambda path: -int(path.name.rpartition("-")[2]))]
 
 
 def buffers_of(run: RunDirectory) -> Path:

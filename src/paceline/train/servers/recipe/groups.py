@@ -51,11 +51,12 @@ def global_terms(server: ServerSection, terms: Terms, job: Job) -> Terms:
     """Return how the job over groups goes: a task of it is a meeting of a group. terms, job: of a group."""
     every = server.sync_every
     meetings = -(-terms.tasks // (job.pieces * every))
-    snapshot_every = -(-terms.snapshot_every // every)
-    return Terms(
+    return replace(
+        terms,
         tasks=meetings * server.groups,
         servers=server.servers,
         workers=server.groups,
-        snapshot_every=snapshot_every,
-        lease_s=terms.lease_s,
+        ahead=1,
+        evaluate_every=0,
+        snapshot_every=-(-terms.snapshot_every // every),
     )

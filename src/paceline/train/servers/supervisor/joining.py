@@ -41,7 +41,7 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
     if kind == "server" and section is not None and section.is_hogwild:
         raise ExchangeError(f"workers of {root} share memory (server.consistency: hogwild), and there are no servers.")
     if group is None and (root / "groups").is_dir():
-        groups = sorted(path.name for path in (root / "groups").iterdir())
+        groups = sorted(path.name for path in (root / "groups").iterdir() if path.name.isdigit())
         raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(groups)}.")
     label = "" if group is None else f"-{group}"
     with Children(root / "logs", nursery) as children, NotedSignals() as signals:

@@ -138,8 +138,8 @@ class _Run:
 
     def _watch(self, clusters: Clusters, workforce: Workforce, samples: int, signals: NotedSignals) -> EndReport:
         """Start everything, and return when the job is done or was stopped in good order."""
-        charter = max((group.charter for group in clusters.groups), key=lambda held: held.terms.first_task)
-        progress = Progress(self.recipe, self.run, charter, samples, self.speaker)
+        charters = [group.charter for group in clusters.groups]
+        progress = Progress(self.recipe, self.run, charters, samples, self.speaker)
         parameters = sum(table.count for table in clusters.main.charter.job.tables if hasattr(table, "count"))
         ended: int | None = None
         try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from paceline.exchange.terms import Charter
 from paceline.program.factory import load_factory
@@ -22,7 +23,7 @@ from paceline.train.progress import progress as shown
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.recipe.rates import factors_of
-from paceline.train.servers.rundir import work_of
+from paceline.train.servers.rundir import work_before, work_of
 from paceline.train.servers.watch.steps import Steps
 from paceline.train.servers.watch.view import MembersLines, MembersView
 from paceline.train.servers.worker.records import RecordReader
@@ -36,17 +37,20 @@ class Progress:
     Args:
         recipe: of the run.
         run: its directory.
-        charter: of its exchange.
+        charters: of its exchange, or of those of its groups.
         samples: of the training data.
         speaker: says things.
     """
 
-    def __init__(self, recipe: Recipe, run: RunDirectory, charter: Charter, samples: int, speaker: Speaker) -> None:
-        job, terms = charter.job, charter.terms
+    def __init__(
+        self, recipe: Recipe, run: RunDirectory, charters: Sequence[Charter], samples: int, speaker: Speaker
+    ) -> None:
+        job, terms = charters[0].job, charters[0].terms
         assert recipe.server is not None
         self._every = recipe.server.average_every or 1
         self.total = terms.tasks // job.pieces * self._every
-        first = terms.first_task // job.pieces
+        self._firsts = [charter.job.clock(charter.terms.first_task) for charter in charters]
+        first = min(self._firsts)
         pieces, factors = recipe.server.tasks_of_a_step, factors_of(recipe, self.total)
         rates = [recipe.optimizer.lr * factor for factor in factors] or [recipe.optimizer.lr] * self.total
         sizes = partial(samples_of_step, samples=samples, batch=recipe.train.batch)
@@ -54,16 +58,25 @@ class Progress:
         grouped = recipe.server.deployment == "groups"
         groups: list[int | None] = list(range(recipe.server.groups)) if grouped else [None]
         self._records = RecordReader(work_of(run, 0, group).parent for group in groups)
+        self._before = [RecordReader(work_before(run, group)) for group in groups]
+        self._pieces = pieces
         self._callbacks = _callbacks(recipe, run, speaker)
 
     def start(self, report: StartReport) -> None:
         """The run begins."""
         for callback in self._callbacks:
             callback.on_start(report)
+        for first, records in zip(self._firsts, self._before, strict=True):
+            if first > min(self._firsts):  # what other groups do once more, this one had done
+                tasks = (record for record in records.new() if "task" in record)
+                self._take(record for record in tasks if int(record["task"]) // self._pieces < first)
 
     def take(self) -> None:
         """Tell what workers did since the last time."""
-        for record in self._records.new():
+        self._take(self._records.new())
+
+    def _take(self, records: Iterable[Mapping[str, Any]]) -> None:
+        for record in records:
             if "task" in record:
                 for report in self.steps.take(record):
                     for callback in self._callbacks:
@@ -92,7 +105,8 @@ class Progress:
 
     def close(self) -> None:
         """Release files and the terminal."""
-        self._records.close()
+        for records in (self._records, *self._before):
+            records.close()
         for callback in self._callbacks:
             callback.close()
 
