@@ -36,6 +36,17 @@ class Move(NamedTuple):
     begun: int = 0
 
 
+class Turn(NamedTuple):
+    """The head of a chain becomes its tail, once all that it has is on the others; until then it takes no updates.
+
+    begun: the epoch of the first view that has it.
+    """
+
+    shard: int
+    head: int
+    begun: int = 0
+
+
 @dataclass(frozen=True)
 class View:
     """Who holds what in an epoch.
@@ -47,6 +58,7 @@ class View:
             tail answers reads. Empty only before the job began, or where all copies of a shard were lost.
         moves: replicas in the making; a source waits for its target as for a successor.
         first: the epoch of the first view that had chains: whoever is in a chain of it loads from the snapshot.
+        turns: heads that are about to change.
     """
 
     epoch: int = 0
@@ -54,6 +66,7 @@ class View:
     chains: tuple[tuple[int, ...], ...] = ()
     moves: tuple[Move, ...] = ()
     first: int = 0
+    turns: tuple[Turn, ...] = ()
 
     def head(self, shard: int) -> int:
         """The master of a shard."""
@@ -79,6 +92,7 @@ class View:
             "chains": [list(chain) for chain in self.chains],
             "moves": [list(move) for move in self.moves],
             "first": self.first,
+            "turns": [list(turn) for turn in self.turns],
         }
 
     @classmethod
@@ -90,4 +104,5 @@ class View:
             tuple(tuple(chain) for chain in values["chains"]),
             tuple(Move(*move) for move in values["moves"]),
             values["first"],
+            tuple(Turn(*turn) for turn in values.get("turns", ())),
         )

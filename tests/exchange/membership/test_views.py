@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.exchange.job import Job
 from paceline.exchange.membership import ring
 from paceline.exchange.membership.views import begun, lost, may_go, next_view
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 
 
 def servers(ids: Iterable[int], machines: int = 0) -> dict[int, Address]:
@@ -36,9 +36,10 @@ class World:
     def __post_init__(self) -> None:
         self.view = begun(View(), servers(self.alive, self.machines), self.job)
 
-    def step(self, synced: Sequence[Move] = ()) -> None:
+    def step(self, synced: Sequence[Move] = (), turned: Sequence[Turn] = ()) -> None:
         before = self.view
-        view = next_view(before, servers(self.alive, self.machines), self.job, leaving=self.leaving, synced=synced)
+        there = servers(self.alive, self.machines)
+        view = next_view(before, there, self.job, leaving=self.leaving, synced=synced, turned=turned)
         assert view.epoch == before.epoch + (view != before)
         assert set(view.servers) == self.alive
         staying = self.alive - self.leaving
@@ -47,11 +48,14 @@ class World:
             grown = [move.target for move in before.moves if move.shard == shard and move in synced]
             whole = [server for server in (*old, *grown) if server in self.alive]
             assert len(set(new)) == len(new)
+            if any(turn.shard == shard for turn in turned) and new != old:
+                whole = [*whole[1:], *whole[:1]] if set(new) == set(old) else whole
             assert list(new) == [server for server in whole if server in new]  # in order, and only who has a copy
             assert bool(new) == bool(whole)
             if set(new) != set(whole):  # somebody was let go, so enough of those who stay have it
                 assert len(staying.intersection(new)) >= length
-        moving = Counter(move.shard for move in view.moves)
+        moving = Counter([move.shard for move in view.moves] + [turn.shard for turn in view.turns])
+        assert all(turn.head == view.head(turn.shard) for turn in view.turns)
         assert not moving or max(moving.values()) == 1
         for shard, source, target, _ in view.moves:
             assert source == view.tail(shard)
@@ -64,10 +68,10 @@ class World:
         before = self.copies
         self.step()
         for _ in range(1000):
-            if not self.view.moves:
+            if not (self.view.moves or self.view.turns):
                 break
-            self.step(self.view.moves)
-        assert not self.view.moves
+            self.step(self.view.moves, self.view.turns)
+        assert not self.view.moves and not self.view.turns
         return self.copies - before
 
 
@@ -178,6 +182,32 @@ def test_a_machine_that_is_lost_takes_one_copy_of_each_shard_at_most(machines: i
         world.settle()
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_heads_are_even_where_all_servers_have_all_shards(count: int) -> None:
+    world = World(Job((), 12, replication=count), {0})
+    for server in range(1, count):
+        world.alive.add(server)
+        copies = world.settle()
+        assert copies == 12
+    heads, held = spread(world.view, world.alive)
+    assert heads == [12 // count] * count and held == [12] * count
+
+
+def test_a_head_whose_chain_changes_does_not_turn() -> None:
+    world = World(Job((), 4, replication=2), {0})
+    world.alive.add(1)
+    while not world.view.turns:
+        world.step(world.view.moves)
+    turns = world.view.turns
+    assert [turn.head for turn in turns] == [0] * len(turns)
+    world.alive.add(2)
+    world.leaving.add(1)
+    world.step()
+    assert not world.view.turns
+    world.step((), turns)  # they were ready before they heard
+    assert world.view.head(turns[0].shard) == 0
+
+
 @pytest.mark.parametrize("replication", [2, 3])
 def test_servers_that_do_not_reach_each_other_hand_nothing_to_each_other(replication: int) -> None:
     of, there = Job((), 24, replication=replication), servers(range(5))
@@ -227,6 +257,7 @@ def test_whoever_comes_and_goes(
     world = World(Job((), shards * 4, replication=replication), set(range(count)), machines=machines)
     for event, draw in events:
         synced: list[Move] = []
+        turned: list[Turn] = []
         if event == "join":
             world.born += 1
             world.alive.add(world.born)
@@ -238,7 +269,8 @@ def test_whoever_comes_and_goes(
             world.leaving.add(sorted(world.alive)[draw % len(world.alive)])
         elif event == "sync":
             synced = [move for i, move in enumerate(world.view.moves) if draw >> i & 1]
-        world.step(synced)
+            turned = [turn for i, turn in enumerate(world.view.turns) if draw >> i & 1]
+        world.step(synced, turned)
         for server in [one for one in world.leaving if may_go(world.view, one)]:
             world.alive.discard(server)
             world.leaving.discard(server)
@@ -248,7 +280,7 @@ def test_whoever_comes_and_goes(
         there = [chain for chain in world.view.chains if chain]
         assert all(len(chain) == min(replication, len(staying)) for chain in there)
         assert all(may_go(world.view, server) for server in world.leaving)
-        if len(staying) > replication and not machines:  # else a head could be handed on only by giving up a copy first
+        if not machines:
             heads = Counter(chain[0] for chain in there)
             assert max((heads[one] for one in staying), default=0) <= math.ceil(len(there) / len(staying)) + 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_a_server_that_is_taken_for_dead_commits_nothing(tmp_path):
             after = {shard: replica.committed for shard, replica in old.keeper.replicas.items()}
             assert before == after
             old.close()
+        check(work)
+
+
+def test_heads_turn_while_workers_push(tmp_path):
+    with town(job("bsp", replication=2), tmp_path, 1) as place:
+        with labour(place, 2) as work:
+            work.more(10)
+            for _ in range(2):
+                place.add()  # all shards are on both servers then, and the first one was head of all
+                place.settle()
+                assert sorted(Counter(chain[0] for chain in place.view.chains).values()) == [3, 3]
+                assert any(view.turns for view in place.views)
+                work.more(20)
+                place.kill(min(place.servers))
+                work.more(10)
         check(work)
 
 

@@ -16,7 +16,7 @@ from paceline.exchange.server.server import Server
 from paceline.exchange.shard.log import UpdateLog
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.terms import Charter, Terms
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 from paceline.exchange.wire.listen import Listener
 
 SECRET = b"of the town"
@@ -60,6 +60,9 @@ class Citizen:
     def synced(self, move: Move) -> None:
         self._town.synced(move)
 
+    def turned(self, turn: Turn) -> None:
+        self._town.turned(turn)
+
     def unreached(self, server: int) -> None:
         self._town.unreached(self.id, server)
 
@@ -78,6 +81,7 @@ class Town:
         self.charter = Charter(job, terms, Address(), transport=transport, durable=durable)
         self.apart: frozenset[int] = frozenset()
         self._parted: set[frozenset[int]] = set()
+        self._turned: set[Turn] = set()
         self.view = View()
         self.views: list[View] = []
         self.changed = threading.Condition()
@@ -147,12 +151,19 @@ class Town:
         wanted = wanted if copies is None else copies
         with self.changed:
             done = self.changed.wait_for(
-                lambda: not self.view.moves and all(len(chain) == wanted for chain in self.view.chains), 20
+                lambda: (
+                    not (self.view.moves or self.view.turns) and all(len(chain) == wanted for chain in self.view.chains)
+                ),
+                20,
             )
             assert done, (self.view, self.failures)
 
     def synced(self, move: Move) -> None:
         self._synced.add(move)
+        self._renew()
+
+    def turned(self, turn: Turn) -> None:
+        self._turned.add(turn)
         self._renew()
 
     def unreached(self, one: int, other: int) -> None:
@@ -180,6 +191,7 @@ class Town:
                 self.charter.job,
                 leaving=leaving,
                 synced=self._synced,
+                turned=self._turned,
                 parted=self._parted,
             )
             if made is not self.view:

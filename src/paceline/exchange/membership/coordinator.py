@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from paceline.exchange.directory import Directory
@@ -25,7 +25,7 @@ from paceline.exchange.membership.snapshots import Snapshots
 from paceline.exchange.membership.state import items_of
 from paceline.exchange.membership.views import begun, lost, may_go, next_view
 from paceline.exchange.terms import Charter
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Coordinator:
         self._members: dict[int, Presence] = {seat: Presence(now_s) for seat in books.state.seats}
         self._peers: dict[Peer, int] = {}
         self._synced: set[Move] = set()
+        self._turned: set[Turn] = set()
         self._partitions = Partitions()
         self._servers_changed = False
         self._short = False
@@ -108,6 +109,10 @@ class Coordinator:
             move = Move(message["shard"], id, message["target"], message["begun"])
             if move in books.state.view.moves:
                 self._synced.add(move)
+        elif what == "turned":
+            turn = Turn(message["shard"], id, message["begun"])
+            if turn in books.state.view.turns:
+                self._turned.add(turn)
         elif what == "unreached":
             self._part(id, int(message["server"]))
         elif what == "file":
@@ -157,7 +162,7 @@ class Coordinator:
                 self.remove(id, f"it was silent for {silent_s:.2f} s; a lease is {self._terms.lease_s:g} s")
             elif presence.until_s is not None and now_s > presence.until_s:
                 self.remove(id, "its connection ended")
-        if self._partitions.expire(now_s) or self._servers_changed or self._synced:
+        if self._partitions.expire(now_s) or self._servers_changed or self._synced or self._turned:
             self._renew()
         self._tell_shortage()
         self._answer_questions()
@@ -266,9 +271,10 @@ class Coordinator:
 
     def _renew(self) -> None:
         """Make the next view; servers that nothing depends on any more may go."""
-        state, synced = self._books.state, frozenset(self._synced)
+        state, synced, turned = self._books.state, frozenset(self._synced), frozenset(self._turned)
         self._servers_changed = False
         self._synced.clear()
+        self._turned.clear()
         if self._over:
             return
         servers = state.servers()
@@ -278,22 +284,32 @@ class Coordinator:
             view = begun(state.view, servers, self._job) if ready else View(state.view.epoch + 1, servers)
             self._publish(view)
             return
-        leaving, parted = [seat.id for seat in state.members(Role.SERVER, leaving=True)], self._partitions.pairs
-        view = next_view(state.view, servers, self._job, leaving=leaving, synced=synced, parted=parted)
-        free = [id for id in leaving if may_go(view, id)]
+        view = self._next_view(synced, turned)
+        free = [seat.id for seat in state.members(Role.SERVER, leaving=True) if may_go(view, seat.id)]
         if free:
             for id in free:
                 self.remove(id, "it left")
             self._servers_changed = False
-            leaving = [id for id in leaving if id not in free]
-            view = next_view(state.view, state.servers(), self._job, leaving=leaving, synced=synced, parted=parted)
+            view = self._next_view(synced, turned)
         if view != state.view:
             self._publish(view)
+
+    def _next_view(self, synced: Collection[Move], turned: Collection[Turn]) -> View:
+        state = self._books.state
+        return next_view(
+            state.view,
+            state.servers(),
+            self._job,
+            leaving=[seat.id for seat in state.members(Role.SERVER, leaving=True)],
+            synced=synced,
+            turned=turned,
+            parted=self._partitions.pairs,
+        )
 
     def _publish(self, view: View) -> None:
         plain = view.to_dict()
         self._books.write({"is": "view", "view": plain})
-        said = {name: plain[name] for name in ("chains", "moves")}
+        said = {name: plain[name] for name in ("chains", "moves", "turns")}
         self._books.event("view", servers=sorted(view.servers), **said)
         for presence in self._members.values():
             if presence.peer is not None:

@@ -20,7 +20,7 @@ from paceline.exchange.membership.seats import Process, Role
 from paceline.exchange.membership.state import items_of, listed
 from paceline.exchange.membership.tasks import Item
 from paceline.exchange.terms import Charter
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 
 _T = TypeVar("_T")
 
@@ -221,6 +221,10 @@ class Member:
     def synced(self, move: Move) -> None:
         """Say that the target of a move, of which this server is the source, has all of the shard."""
         self._link.say({"say": "synced", "shard": move.shard, "target": move.target, "begun": move.begun})
+
+    def turned(self, turn: Turn) -> None:
+        """Say that all that this server, the head, has of a shard is on its successors."""
+        self._link.say({"say": "turned", "shard": turn.shard, "begun": turn.begun})
 
     def unreached(self, server: int) -> None:
         """Say that this server does not reach a successor, which may be reached by others."""

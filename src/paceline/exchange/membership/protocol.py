@@ -7,7 +7,7 @@ it changed is in the coordinator's store. What was not confirmed is said again o
     beat     every fifth of a lease, with figures now and then; answered
     next     asks for work; answered at once, or when there is some
     done, back   of tasks and evaluations
-    synced, unreached   of servers: a replica is complete; a successor is not reached
+    synced, turned, unreached   of servers: a replica is complete; a head may change; a successor is not reached
     file, unwritten     of servers: a shard is in a snapshot, or cannot be
     leave    answered once nothing depends on the member
     close    gone, at once

@@ -19,7 +19,7 @@ from paceline.exchange.membership import ring
 from paceline.exchange.membership.balance import Loads, copy, shift, shortened
 from paceline.exchange.membership.partitions import joined, unreached
 from paceline.exchange.membership.ring import Chain
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 
 _AT_ONCE: Final = 4
 """Moves from one source, and to one target: a shard is locked while it is copied out."""
@@ -42,6 +42,7 @@ def next_view(
     *,
     leaving: Collection[int] = (),
     synced: Collection[Move] = (),
+    turned: Collection[Turn] = (),
     parted: Collection[frozenset[int]] = (),
 ) -> View:
     """Return the view that follows, or the same one where nothing is to change.
@@ -52,6 +53,7 @@ def next_view(
         job: its replication.
         leaving: who is there and wants to go: it is given nothing, and what it has goes to others.
         synced: moves whose targets have all that their sources have.
+        turned: turns whose heads have handed all on.
         parted: pairs of servers that do not reach each other.
     """
     staying = [server for server in servers if server not in leaving]
@@ -64,7 +66,8 @@ def next_view(
         for move in view.moves
         if _stands(move, chains, servers, staying, synced) and frozenset((move.source, move.target)) not in parted
     ]
-    under_way = {move.shard for move in moves}
+    turns = _go_on_turning(view, chains, loads, leaving, turned, parted)
+    under_way = {shard for shard, *_ in (*moves, *turns)}
     for shard, chain in enumerate(chains):
         if shard not in under_way:
             chains[shard] = _trimmed(chain, length, leaving, loads)
@@ -75,8 +78,12 @@ def next_view(
         if move in synced:
             chains[move.shard] = trimmed
     moves = [move for move in moves if move not in synced]
-    moves += _begun_moves(chains, moves, length, leaving, loads, parted, view.epoch + 1)
-    made = replace(view, servers=dict(servers), chains=tuple(chains), moves=tuple(moves))
+    under_way = {shard for shard, *_ in (*moves, *turns)}
+    at_rest = {shard: chain for shard, chain in enumerate(chains) if chain and shard not in under_way}
+    moves += _begun_moves(at_rest, moves, length, leaving, loads, parted, view.epoch + 1)
+    if not moves and not turns:
+        turns = _begun_turns(at_rest, loads, parted, view.epoch + 1)
+    made = replace(view, servers=dict(servers), chains=tuple(chains), moves=tuple(moves), turns=tuple(turns))
     return view if made == view else replace(made, epoch=view.epoch + 1)
 
 
@@ -117,8 +124,46 @@ def _trimmed(chain: Chain, length: int, leaving: Collection[int], loads: Loads) 
     return shortened(stay, length, loads)
 
 
+def _go_on_turning(
+    view: View,
+    chains: list[Chain],
+    loads: Loads,
+    leaving: Collection[int],
+    turned: Collection[Turn],
+    parted: Collection[frozenset[int]],
+) -> list[Turn]:
+    """Turn the chains whose heads are ready; return the other turns, where nothing else has happened to the chain."""
+    left = []
+    for turn in view.turns:
+        chain = chains[turn.shard]
+        after = (*chain[1:], *chain[:1])
+        if chain != view.chains[turn.shard] or frozenset(after[-2:]) in parted or not set(leaving).isdisjoint(chain):
+            continue
+        loads.replace(chain, after)
+        if turn in turned:
+            chains[turn.shard] = after
+        else:
+            left.append(turn)
+    return left
+
+
+def _begun_turns(
+    chains: Mapping[int, Chain], loads: Loads, parted: Collection[frozenset[int]], epoch: int
+) -> list[Turn]:
+    """Turns that even what servers have to do, without a copy: where all servers have all shards, nothing else can."""
+    begun: list[Turn] = []
+    heads: Counter[int] = Counter()
+    for shard, chain in chains.items():
+        after = (*chain[1:], chain[0])
+        if heads[chain[0]] < _AT_ONCE and frozenset(after[-2:]) not in parted and loads.growth(chain, after) < 0:
+            heads[chain[0]] += 1
+            loads.replace(chain, after)
+            begun.append(Turn(shard, chain[0], epoch))
+    return begun
+
+
 def _begun_moves(
-    chains: Sequence[Chain],
+    open_shards: dict[int, Chain],
     moves: Sequence[Move],
     length: int,
     leaving: Collection[int],
@@ -131,8 +176,6 @@ def _begun_moves(
     Each makes the imbalance smaller once those before it are done, so moves come to an end.
     """
     limits = _Limits(moves)
-    moving = {move.shard for move in moves}
-    open_shards = {shard: chain for shard, chain in enumerate(chains) if chain and shard not in moving}
     begun: list[Move] = []
     lacking = {
         shard: stay

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from paceline.exchange.view import Move, View
+from paceline.exchange.view import Move, Turn, View
 
 
 class Place(NamedTuple):
@@ -17,6 +17,7 @@ class Place(NamedTuple):
         successor: to whom it hands updates; None: to nobody.
         outgoing: by which the successor becomes a replica; None: it is one.
         incoming: by which this server becomes a replica; None: it is one.
+        turn: by which this server, the head, becomes the tail.
     """
 
     head: bool
@@ -24,6 +25,7 @@ class Place(NamedTuple):
     successor: int | None = None
     outgoing: Move | None = None
     incoming: Move | None = None
+    turn: Turn | None = None
 
 
 def places(view: View, server: int) -> dict[int, Place]:
@@ -37,6 +39,9 @@ def places(view: View, server: int) -> dict[int, Place]:
             found[move.shard] = found[move.shard]._replace(outgoing=move)
         elif move.target == server and move.shard not in found:
             found[move.shard] = Place(False, False, incoming=move)
+    for turn in view.turns:
+        if turn.head == server and turn.shard in found:
+            found[turn.shard] = found[turn.shard]._replace(turn=turn)
     return found
 
 

@@ -101,6 +101,11 @@ class Replica:
         return self.place.outgoing is not None and self._waits and self._goal is None
 
     @property
+    def drained(self) -> bool:
+        """Whether this server is to hand the shard's mastery on, and all that it has is on the others."""
+        return self.place.turn is not None and self.committed == self.shard.position
+
+    @property
     def hands_on(self) -> bool:
         """Whether updates go to a successor."""
         return self.place.successor is not None and not self.needs_copy

@@ -19,7 +19,7 @@ from paceline.exchange.shard.log import Record, UpdateLog
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.terms import Charter
 from paceline.exchange.updates import Applied
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 from paceline.exchange.wire.connect import connect
 from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.listen import Listener
@@ -59,6 +59,10 @@ class Membership(Protocol):
         """The target of a move from this server has all of the shard."""
         ...
 
+    def turned(self, turn: Turn) -> None:
+        """All that this server, the head, has of a shard is on its successors."""
+        ...
+
     def unreached(self, server: int) -> None:
         """A successor of this server is not reached from here."""
         ...
@@ -94,7 +98,7 @@ class Server:
         self._peers: set[Peer] = set()
         self._gone_bytes = (0, 0)
         self._closed = threading.Event()
-        self._complete: queue.SimpleQueue[Move | None] = queue.SimpleQueue()
+        self._complete: queue.SimpleQueue[Move | Turn | None] = queue.SimpleQueue()
         self.keeper = Keeper(
             charter.job,
             member.id,
@@ -209,6 +213,9 @@ class Server:
         _log.info("%s", said(view, keeper.server))
 
     def _tell(self) -> None:
-        """Tell the coordinator of replicas that are complete; it may be away for a while."""
-        while (move := self._complete.get()) is not None:
-            self._member.synced(move)
+        """Tell the coordinator of replicas that are complete, and heads that may change; it may be away for a while."""
+        while (done := self._complete.get()) is not None:
+            if isinstance(done, Turn):
+                self._member.turned(done)
+            else:
+                self._member.synced(done)
