@@ -65,9 +65,8 @@ def load(tmp_path: Path) -> Load:
         (["optimizer={name: Adam, lr: 0.1, lr_decay: 1}"], ["lr_decay", "betas"]),
         (["optimizer={name: FTRL, lr: 0.1, l1: -1}"], ["l1", "-1"]),
         (["server=null", "optimizer.name=FTRL"], ["rule of parameter servers", "add a section `server`"]),
-        (["mesh=dp=2", "train.validate={every: 5, scores: odds}"], ["scores", "launch: inprocess"]),
+        (["mesh=tp=2", "train.validate={every: 5, scores: odds}"], ["scores", "'tp' splits it", "launch: inprocess"]),
         (["mesh=pp=2", "plan.pipeline.schedule=pipedream"], ["update themselves", "1f1b"]),
-        (["mesh=fsdp=2", "server.tables={emb: ids}"], ["one process", "more workers"]),
         (["server.consistency=hogwild", "server.damp_stale=true"], ["there are none"]),
     ],
 )

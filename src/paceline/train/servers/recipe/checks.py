@@ -62,12 +62,6 @@ def _check_step(recipe: Recipe, server: ServerSection) -> None:
             f"{settings.micro_batches} micro-batches.",
             "train.micro_batches",
         )
-    if server.tables and recipe.launch == "processes" and recipe.mesh.size > 1:
-        raise complaint(
-            "a replica with sparse tables is one process: leave the mesh serial and take more workers, or add launch: "
-            "inprocess.",
-            "mesh",
-        )
     every = server.average_every or 1
     if settings.steps is not None and settings.steps % every:
         raise complaint(
@@ -114,10 +108,11 @@ def _check_rest(recipe: Recipe, server: ServerSection) -> None:
             "plan.pipeline.schedule",
         )
     validation = recipe.train.validation
-    if recipe.launch == "processes" and recipe.mesh.size > 1 and validation is not None and validation.scores:
+    split = [axis.value for axis in (Axis.FSDP, Axis.TP, Axis.PP, Axis.AUTO) if axis.value in recipe.mesh.names]
+    if recipe.launch == "processes" and split and validation is not None and validation.scores:
         raise complaint(
-            "train.validate.scores wants whole samples and parameters in one place: add launch: inprocess, leave the "
-            "mesh serial, or leave scores out.",
+            f"train.validate.scores calls the whole module in one process, and '{split[0]}' splits it: add launch: "
+            "inprocess, take dp, or leave scores out.",
             "train.validate.scores",
         )
     if server.is_hogwild and recipe.mesh.size > 1:

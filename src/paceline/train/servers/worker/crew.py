@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.exchange.interface import Arrivals, RowsWanted
+from paceline.exchange.interface import Arrivals, Interrupted, RowsWanted
 from paceline.train.data import MicroBatch
 from paceline.train.servers.worker.computer import Computed, Computer, Evaluated, Prepared
 
@@ -23,11 +24,15 @@ class _Word(IntEnum):
     """What the leader says, before a number."""
 
     READ = 1
-    """Dense tables follow."""
+    """What was read follows: dense tables (1), rows (2), or both (3)."""
     COMPUTE = 2
     """The task of this number."""
     EVALUATE = 3
     END = 4
+    GO_ON = 5
+    """Of an evaluation: the rows of a batch are there."""
+    GIVE_UP = 6
+    """Of an evaluation: they cannot be read now, and all of it comes again later."""
 
 
 class Leader:
@@ -72,10 +77,11 @@ class Leader:
         return self._computer.take(prepared)
 
     def arrived(self, tables: Sequence[int]) -> None:
-        """Hand on what was read: all of it."""
-        if tables:
-            _say(_Word.READ)
-            self._computer.arrived(self._computer.dense)
+        """Hand on what was read: all dense tables, rows of all sparse ones, or both."""
+        kinds = sum(kind for kind, some in _kinds(self._computer).items() if any(table in tables for table in some))
+        if kinds:
+            _say(_Word.READ, kinds)
+            self._computer.arrived(_of_kinds(self._computer, kinds))
 
     def compute(self, task: int, arrivals: Arrivals | None = None) -> Computed:
         """See `worker.Computer`."""
@@ -85,7 +91,16 @@ class Leader:
     def evaluate(self, batches: Iterable[MicroBatch], read: Callable[[RowsWanted], None]) -> Evaluated:
         """See `worker.Computer`."""
         _say(_Word.EVALUATE)
-        return self._computer.evaluate(batches, read)
+
+        def read_and_tell(rows: RowsWanted) -> None:
+            try:
+                read(rows)
+            except Interrupted:
+                _say(_Word.GIVE_UP)
+                raise
+            _say(_Word.GO_ON)
+
+        return self._computer.evaluate(batches, read_and_tell if self.sparse else read)
 
     def end(self) -> None:
         """Let the other ranks go."""
@@ -112,13 +127,14 @@ def follow(
         word, number = _listen()
         match word:
             case _Word.READ:
-                computer.arrived(computer.dense)
+                computer.arrived(_of_kinds(computer, number))
             case _Word.COMPUTE:
                 computer.take(computer.prepare(portions(number)))
                 computer.compute(number)
             case _Word.EVALUATE:
-                computer.evaluate(validation(), _nothing)
-                evaluated()
+                with suppress(Interrupted):
+                    computer.evaluate(validation(), _hear if computer.sparse else _nothing)
+                    evaluated()
             case _Word.END:
                 return
 
@@ -132,6 +148,26 @@ def _listen() -> tuple[_Word, int]:
     dist.broadcast(said, 0)
     word, number = said.tolist()
     return _Word(word), number
+
+
+def _kinds(computer: Computer) -> dict[int, Sequence[int]]:
+    """Tables that are handed on together, by the number that stands for them."""
+    return {1: computer.dense, 2: computer.sparse}
+
+
+def _of_kinds(computer: Computer, number: int) -> list[int]:
+    return [table for kind, some in _kinds(computer).items() if kind & number for table in some]
+
+
+def _hear(rows: RowsWanted) -> None:
+    """Wait until the leader has read rows.
+
+    Raises:
+        Interrupted: it could not.
+    """
+    word, _ = _listen()
+    if word is _Word.GIVE_UP:
+        raise Interrupted
 
 
 def _nothing(rows: RowsWanted) -> None:

@@ -79,7 +79,7 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
     settings, parts = recipe.train, recipe.mesh.batch_parts
     source, held_out = open_sources(recipe)
 
-    def samples(shard: tuple[int, int]) -> TaskSamples:
+    def samples(shard: tuple[int, int], divisor: int) -> TaskSamples:
         pieces = server.tasks_of_a_step
         group_size = pieces // groups_of(server)
         return TaskSamples(
@@ -89,14 +89,14 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
             settings.micro_batches,
             seed=recipe.seed,
             shard=shard,
-            divisor=parts,
+            divisor=divisor,
             first=group * group_size,
             group=group_size,
         )
 
     user_module = build_module(recipe).to(device)
     buffers = {name for name, _ in user_module.named_buffers(remove_duplicate=False)} & user_module.state_dict().keys()
-    example = samples((0, 1)).example()
+    example = samples((0, 1), parts).example()
     working_set = None
     if server.tables:
         working_set = WorkingSet(user_module, {name: table.keys for name, table in server.tables.items()}, example)
@@ -111,9 +111,12 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
     )
     equal = settings.loss_weight == "equal"
     section = settings.validation
+    scored = section is not None and section.scores is not None
     scorer = None
-    if section is not None and section.scores is not None:
+    if section is not None and section.scores is not None and 0 in module.ranks:
         scorer = Scorer(user_module, section.scores, section.labels)
+    whole = working_set is not None or (scored and not module.peers.alone)  # what keys and scores are of
+    shard = ((0, 1), 1) if whole else (module.input_shard, parts)
     replica = Replica(
         module,
         user_module,
@@ -122,9 +125,10 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         equal=equal,
         working_set=working_set,
         scorer=scorer,
+        whole=whole,
         clip=settings.clip,
     )
-    read = samples(module.input_shard)
+    read = samples(*shard)
     computer: Computer = replica
     if server.average_every is not None:
         optimizer = build_optimizer(
@@ -136,7 +140,7 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         module,
         computer,
         read.portions if computer is replica else _nothing,
-        _validation(recipe, module, held_out),
+        _validation(recipe, held_out, *shard),
         frozenset(buffers),
     )
 
@@ -154,14 +158,16 @@ def check_validation(recipe: Recipe, held_out: Source | None) -> None:
         )
 
 
-def _validation(recipe: Recipe, module: ParallelModule, held_out: Source | None) -> Callable[[], Iterable[MicroBatch]]:
+def _validation(
+    recipe: Recipe, held_out: Source | None, shard: tuple[int, int], divisor: int
+) -> Callable[[], Iterable[MicroBatch]]:
     """Return what gives the validation batches anew: of the size of a micro-batch, and the same ones each time."""
     section = recipe.train.validation
     if section is None or held_out is None:
         return tuple
     assert recipe.server is not None
     batch = recipe.train.batch // (recipe.server.tasks_of_a_step * recipe.train.micro_batches)
-    loader = Loader(held_out, batch, shard=module.input_shard, seed=recipe.seed, divisor=recipe.mesh.batch_parts)
+    loader = Loader(held_out, batch, shard=shard, seed=recipe.seed, divisor=divisor)
     return lambda: (part for step in islice(loader.epoch(), section.batches) for part in step.micro_batches)
 
 

@@ -37,11 +37,14 @@ class Pieces(ABC):
         module: from `paceline.parallelize`.
         user_module: which it was made from; its own parameters are rooms where they can be.
         job: what is kept.
+        rooms: by name, what is read into in place of the parameters of `user_module`.
     """
 
-    def __init__(self, module: ParallelModule, user_module: nn.Module, job: Job) -> None:
+    def __init__(
+        self, module: ParallelModule, user_module: nn.Module, job: Job, rooms: Mapping[str, Tensor] | None = None
+    ) -> None:
         numbers = {table.name: index for index, table in enumerate(job.tables)}
-        given = dict(user_module.named_parameters())
+        given = {**dict(user_module.named_parameters()), **(rooms or {})}
         self.shards: dict[int, list[Shard]] = {index: [] for index in numbers.values()}
         for shard in module.shards():
             if shard.is_parameter and shard.name in numbers:
@@ -96,8 +99,10 @@ class Pieces(ABC):
 class Here(Pieces):
     """All ranks are in this process."""
 
-    def __init__(self, module: ParallelModule, user_module: nn.Module, job: Job) -> None:
-        super().__init__(module, user_module, job)
+    def __init__(
+        self, module: ParallelModule, user_module: nn.Module, job: Job, rooms: Mapping[str, Tensor] | None = None
+    ) -> None:
+        super().__init__(module, user_module, job, rooms)
         self.rooms = {table: self._room(table) for table in self.shards}
 
     def hand_out(self, tables: Iterable[int]) -> None:
@@ -128,13 +133,14 @@ class _Part(NamedTuple):
 class Spread(Pieces):
     """One rank is here, and the others are in processes of their own; all of them make one of these, together."""
 
-    def __init__(self, module: ParallelModule, user_module: nn.Module, job: Job) -> None:
-        super().__init__(module, user_module, job)
+    def __init__(
+        self, module: ParallelModule, user_module: nn.Module, job: Job, rooms: Mapping[str, Tensor] | None = None
+    ) -> None:
+        super().__init__(module, user_module, job, rooms)
         self._rank = dist.get_rank()
         self._held = [_read(text) for text in _told(_written(self.shards))]
         self._common = {table for table in self.shards if all(self._is_whole_on(held, table) for held in self._held)}
-        rooms = self._common if self._rank else self.shards
-        self.rooms = {table: self._room(table) for table in rooms}
+        self.rooms = {table: self._room(table) for table in (self._common if self._rank else self.shards)}
         self._buffers: dict[torch.dtype, Tensor] = {}
 
     def _is_whole_on(self, held: Mapping[int, _Held], table: int) -> bool:
@@ -222,9 +228,11 @@ class Spread(Pieces):
             yield buffer, list(zip(own, places, strict=True))
 
 
-def pieces_of(module: ParallelModule, user_module: nn.Module, job: Job) -> Pieces:
+def pieces_of(
+    module: ParallelModule, user_module: nn.Module, job: Job, rooms: Mapping[str, Tensor] | None = None
+) -> Pieces:
     """Return the parameters of a job on the ranks of a module; a collective where these are several processes."""
-    return (Here if module.peers.alone else Spread)(module, user_module, job)
+    return (Here if module.peers.alone else Spread)(module, user_module, job, rooms)
 
 
 def _is_whole(shard: Shard) -> bool:

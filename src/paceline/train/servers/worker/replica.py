@@ -42,6 +42,7 @@ class Replica:
         equal: micro-batches count alike, whatever their losses are means over.
         working_set: of `user_module`, where it has sparse tables.
         scorer: scores held-out data by a method of `user_module`.
+        whole: samples are given whole, and not just those of this process; with a working set they always are.
         clip: largest global norm of a task's gradient; None: any.
     """
 
@@ -55,6 +56,7 @@ class Replica:
         equal: bool = False,
         working_set: WorkingSet | None = None,
         scorer: Scorer | None = None,
+        whole: bool = False,
         clip: float | None = None,
     ) -> None:
         self._clip = clip
@@ -64,10 +66,11 @@ class Replica:
         self._equal = equal
         self._working_set = working_set
         self._scorer = scorer
+        self._given_whole = whole or working_set is not None
         self._number = {table.name: index for index, table in enumerate(job.tables)}
         self.dense = tuple(index for index, table in enumerate(job.tables) if isinstance(table, DenseTable))
         self.sparse = tuple(index for index in self._number.values() if index not in self.dense)
-        self._pieces = pieces_of(module, user_module, job)
+        self._pieces = pieces_of(module, user_module, job, working_set.rooms if working_set is not None else None)
         self._taken: Taken | None = None
         self._portions: Sequence[MicroBatch] = ()
         self._arrivals: Arrivals | None = None
@@ -98,11 +101,21 @@ class Replica:
     def prepare(self, portions: Sequence[MicroBatch]) -> Prepared:
         """Make the samples of a task ready; any thread may, while another task is computed."""
         if self._working_set is None or not portions:
-            return Prepared(portions, None, {})
+            return Prepared(list(map(self._own, portions)), None, {})
         (portion,) = portions
         taken = self._working_set.take(portion.batch)
         keys = {self._number[name]: some for name, some in taken.keys.items()}
-        return Prepared([replace(portion, batch=plain(taken.batch))], taken, keys)
+        return Prepared([self._own(replace(portion, batch=plain(taken.batch)))], taken, keys)
+
+    def _own(self, portion: MicroBatch) -> MicroBatch:
+        """Return what this process computes of a portion; all of it where there are too few samples to divide."""
+        if not self._given_whole:
+            return portion
+        if portion.samples % self.module.mesh.batch_parts:
+            return replace(portion, whole=True)
+        index, count = self.module.input_shard
+        share = portion.samples // count
+        return replace(portion, batch=_cut(portion.batch, slice(index * share, (index + 1) * share)))
 
     def take(self, prepared: Prepared) -> RowsWanted:
         """Begin with a task; return keys ([n]) and room ([n, width]) of the rows that it needs, by table."""
@@ -174,8 +187,11 @@ class Replica:
     def _row_gradients(self) -> dict[int, Rows]:
         if self._working_set is None or self._taken is None:
             return {}
-        whole = {self.job.tables[table].name: x for table, x in self._pieces.gather(self.sparse, _gradient).items()}
-        found = self._working_set.gradients(self._taken, whole)
+        gathered = self._pieces.gather(self.sparse, _gradient)
+        if not self.leads:
+            return {}
+        named = {self.job.tables[table].name: gradient for table, gradient in gathered.items()}
+        found = self._working_set.gradients(self._taken, named)
         return {self._number[name]: rows for name, rows in found.items()}
 
     @torch.no_grad()
@@ -190,13 +206,14 @@ class Replica:
         loss, total = 0.0, 0.0
         try:
             for batch in batches:
-                read(self.take(self.prepare([batch])))
+                prepared = self.prepare([batch])
+                read(self.take(prepared))
                 self.arrived(self.sparse if self._working_set is not None else ())
                 value, weight = self.module.mean_loss(self._portions, equal=self._equal)
                 if weight:
                     loss, total = loss + value * weight, total + weight
                 if self._scorer is not None:
-                    self._scorer.add(self._portions[0].batch)
+                    self._scorer.add(batch.batch if prepared.taken is None else plain(prepared.taken.batch))
         finally:
             self.module.train()
         metrics = self._scorer.result() if self._scorer is not None else {}
@@ -206,6 +223,12 @@ class Replica:
 def plain(batch: Mapping[str, Any] | tuple[Any, ...]) -> Batch:
     """Return a batch as sources give it."""
     return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _cut(batch: Batch, samples: slice) -> Batch:
+    if isinstance(batch, Mapping):
+        return {name: tensor[samples] for name, tensor in batch.items()}
+    return tuple(tensor[samples] for tensor in batch)
 
 
 def _gradient(shard: Shard) -> Tensor | None:

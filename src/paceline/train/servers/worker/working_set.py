@@ -106,6 +106,11 @@ class WorkingSet:
                 )
         return Taken(_with(batch, changed), {name: needed[key] for name, key in self.tables.items()})
 
+    @property
+    def rooms(self) -> dict[str, Tensor]:
+        """Whole working sets, as the module's parameters are until it is made parallel: [capacity, width]."""
+        return dict(self._rooms)
+
     def room(self, taken: Taken, name: str) -> Tensor:
         """Return where the rows of a table belong that `taken` needs: [n, width], part of the module's parameter."""
         first = self._first[self.tables[name]]
