@@ -30,6 +30,8 @@ from paceline.train.servers.groups.meeting import Kind, Meeting
 from paceline.train.servers.groups.offline import linked, restored, to_group
 
 _KEPT: Final = 2
+_AHEAD: Final = 2
+"""Meetings that a group may have had more than another, by the bound of the global job."""
 
 
 class Cut(NamedTuple):
@@ -100,25 +102,26 @@ def choose(above: Directory, groups: Sequence[Directory]) -> tuple[Path, list[Cu
     for number in reversed(whole_snapshots(above.snapshots)):
         snapshot = above.snapshot(number)
         have = [Clocks.of(job, meta["clocks"]) for meta in _metas(snapshot)]
-        found = [_fitting(have, cuts, group, len(groups)) for group, cuts in enumerate(offered)]
-        chosen = [cut for cut in found if cut is not None]
-        if len(chosen) == len(found):
-            return snapshot, chosen
+        fitting = [
+            [cut for cut in cuts if _fits(have, cut.meeting.number, group, len(groups))]
+            for group, cuts in enumerate(offered)
+        ]
+        while all(fitting):
+            numbers = [cuts[0].meeting.number for cuts in fitting]
+            if max(numbers) <= min(numbers) + _AHEAD:
+                return snapshot, [cuts[0] for cuts in fitting]
+            fitting[numbers.index(max(numbers))].pop(0)
     raise RecipeError(
         f"there is nothing to resume in {above.root.parent}: no snapshots of the global servers and of the groups go "
         "together."
     )
 
 
-def _fitting(have: Sequence[Clocks], cuts: Sequence[Cut], group: int, groups: int) -> Cut | None:
-    """Return the first cut whose meetings the shards of a global snapshot have, but for the last, and no more."""
-    for cut in cuts:
-        number = cut.meeting.number
-        before, after = (task_of(at, group, groups) for at in (number - 1, number + 1))
-        has_all = number <= 1 or all(clocks.holds(before) for clocks in have)
-        if has_all and not any(clocks.holds(after) for clocks in have):
-            return cut
-    return None
+def _fits(have: Sequence[Clocks], number: int, group: int, groups: int) -> bool:
+    """Whether the shards of a global snapshot have the meetings of a group up to one, this one maybe, and no more."""
+    before, after = (task_of(at, group, groups) for at in (number - 1, number + 1))
+    has_all = number <= 1 or all(clocks.holds(before) for clocks in have)
+    return has_all and not any(clocks.holds(after) for clocks in have)
 
 
 def _offered(directory: Directory, group: int) -> Iterator[Cut]:

@@ -42,10 +42,16 @@ log = logging.getLogger("paceline")
 
 
 class _Exchange:
-    """An exchange, as a bridge sees it from outside."""
+    """An exchange, as a bridge sees it from outside.
 
-    def __init__(self, directory: Directory) -> None:
+    Args:
+        directory: of it.
+        check: called again and again while something is waited for; raises where this process may go on no longer.
+    """
+
+    def __init__(self, directory: Directory, check: Callable[[], None]) -> None:
         self.directory = directory
+        self._check = check
         self.charter, self.secret = directory.read(), directory.read_secret()
         self._observer = Observer(self.charter, self.secret)
 
@@ -61,6 +67,7 @@ class _Exchange:
             ExchangeError: the job failed.
         """
         while True:
+            self._check()
             with suppress(ConnectionLost):  # it is being started again
                 status = self._observer.status()
                 if status["state"] == "failed":
@@ -115,11 +122,14 @@ class Life:
 
     def __init__(self, run: RunDirectory, group: int, groups: int, every: int, leaving: _Leaving) -> None:
         self._group, self._groups, self._every, self._leaving = group, groups, every, leaving
-        self._below, self._above = _Exchange(exchange_of(run, group)), _Exchange(exchange_of(run))
+        self._members: list[Member] = []
+        self._below = _Exchange(exchange_of(run, group), self._check)
+        self._above = _Exchange(exchange_of(run), self._check)
         self._ledger = Ledger(self._below.directory.root, logged=self._below.charter.log)
         last = self._ledger.last()
         pushed = last.number - (last.kind is not Kind.BEGAN)
         self._member, exchange = self._above.join(bridge_id(group), pushed)
+        self._members.append(self._member)
         self._bridge = Bridge(group, groups, Servers(exchange, last.above), self._ledger)
         self._pushed = pushed
 
@@ -138,6 +148,7 @@ class Life:
 
     def _while_it_goes_on(self) -> None:
         member, exchange = self._below.join(bridge_id(self._group), self._pushed)
+        self._members.append(member)
         inside = Servers(exchange, self._bridge.last.inside)
         try:
             with self._leaving:
@@ -151,7 +162,13 @@ class Life:
                 self._met()
         finally:
             exchange.close()
+            self._members.remove(member)
             member.close()
+
+    def _check(self) -> None:
+        """Raise where a member was given up: what it says is not heard any more."""
+        if any(member.fenced for member in self._members):
+            raise Fenced("the bridge was not heard of for a lease.")
 
     def _after_its_end(self) -> None:
         """Meet with what the group held at its end, then let all others pass."""
