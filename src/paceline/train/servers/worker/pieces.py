@@ -224,7 +224,7 @@ class Spread(Pieces):
             if dtype not in self._buffers or self._buffers[dtype].numel() < sum(sizes):
                 self._buffers[dtype] = torch.empty(sum(sizes), dtype=dtype)
             buffer = self._buffers[dtype][: sum(sizes)]
-            places = [place.view(part.shape) for part, place in zip(own, buffer.split(sizes), strict=True)]
+            places = [place.view(part.shape) for part, place in zip(own, torch.split(buffer, sizes), strict=True)]
             yield buffer, list(zip(own, places, strict=True))
 
 
