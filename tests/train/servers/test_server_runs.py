@@ -55,7 +55,7 @@ def test_a_synchronous_run_goes_on_from_a_snapshot_of_its_midst_as_if_it_had_not
 def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     given = sets(
-        server="{consistency: asp, servers: 2, replication: 2, shards: 4}",
+        server="{consistency: asp, servers: 2, replication: 2, shards: 4, durable: true, lease_s: 3}",
         train="{steps: 9000, batch: 16}",
         optimizer="{name: Adagrad, lr: 0.05}",
     )

@@ -32,6 +32,9 @@ _VIEW_S: Final = 1.0
 _PATIENCE: Final = 1.5
 """Leases within which a successor is to be reached: it is no member any more by then, if it is gone or hangs."""
 
+_COPIED_BYTES_PER_S: Final = 256 << 20
+"""At which a successor may copy what it holds, and answer nobody meanwhile."""
+
 
 class Membership(Protocol):
     """What a server needs of `membership.Member`."""
@@ -196,11 +199,17 @@ class Server:
             if view.epoch > self.keeper.epoch:
                 self._adopt(view)
                 continue
-            with self.keeper.lock:
-                outlets = self.keeper.outlets
-            for server in {outlet.server for outlet in outlets if outlet.is_silent(_PATIENCE * lease_s)}:
+            for server in self._unreached():
                 _log.warning("server %d is not reached from here", server)
                 self._member.unreached(server)
+
+    def _unreached(self) -> set[int]:
+        """Return the successors that should have been heard from by now."""
+        with self.keeper.lock:
+            outlets = self.keeper.outlets
+            held_bytes = sum(replica.shard.memory_bytes for replica in self.keeper.replicas.values())
+        patience_s = _PATIENCE * self._charter.terms.lease_s + held_bytes / _COPIED_BYTES_PER_S
+        return {outlet.server for outlet in outlets if outlet.is_silent(patience_s)}
 
     def _adopt(self, view: View) -> None:
         keeper = self.keeper
