@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from paceline.bench.published_exchanges import MIB, mean_error, read, short
+from paceline.bench.collectives.published import MIB, mean_error, read, short
 from paceline.cluster import described
 from paceline.cluster.files import load, names
 

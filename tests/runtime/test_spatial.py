@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.bench.unet import UNet
+from paceline.bench.operators.unet import UNet
 from paceline.placement.place import place
 from paceline.placement.placements import Shard
 from paceline.placement.redistribute import is_redistribution, redistribution_of

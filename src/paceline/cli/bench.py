@@ -12,25 +12,22 @@ from paceline.cli.options import JsonFile
 from paceline.cli.output import write_json
 from paceline.errors import RecipeError, nearest
 
-# What each name runs: a module whose `main(options)` prints its table and returns the object of `--json`.
+# What each name runs: `main(options)` of its room prints a table and returns the object of `--json`.
 BENCHES = {
-    "data-parallel": ("paceline.bench.data_parallel", "dp and fsdp against serial, DDP, FSDP2 and Accelerate"),
-    "operators": ("paceline.bench.operators", "split operators against PyTorch's tensor parallelism, DDP and FSDP2"),
-    "pipelines": ("paceline.bench.pipelines", "schedules against PyTorch's pipelines and what is possible"),
-    "models": ("paceline.bench.models", "families of models, each on many meshes, against its serial module"),
-    "predictions": ("paceline.bench.predictions", "published training runs (--data), predicted beside measured"),
-    "scaling": (
-        "paceline.bench.scaling",
-        "strong and weak scaling, with the fractions of Amdahl and Gustafson that fit",
-    ),
-    "steps": ("paceline.bench.steps", "step time and memory of five models on this machine, predicted beside measured"),
-    "collectives": ("paceline.bench.collectives", "shared memory against Gloo and the memory's copy speed, by size"),
-    "server": ("paceline.bench.server.main", "push and pull of the parameter server against raw limits and its peers"),
+    "data-parallel": "dp and fsdp against serial, DDP, FSDP2 and Accelerate",
+    "operators": "split operators against PyTorch's tensor parallelism, DDP and FSDP2",
+    "pipelines": "schedules against PyTorch's pipelines and what is possible",
+    "models": "families of models, each on many meshes, against its serial module",
+    "predictions": "published training runs (--data), predicted beside measured",
+    "scaling": "strong and weak scaling, with the fractions of Amdahl and Gustafson that fit",
+    "steps": "step time and memory of five models on this machine, predicted beside measured",
+    "collectives": "shared memory against Gloo and the memory's copy speed, by size",
+    "server": "push and pull of the parameter server against raw limits and its peers",
 }
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="; ".join(f"{k}: {v}" for k, (_, v) in BENCHES.items()))],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="; ".join(f"{k}: {v}" for k, v in BENCHES.items()))],
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the benchmark.")
     ] = None,
@@ -69,6 +66,6 @@ def bench(
         if not (key and equals):
             raise RecipeError(f"cannot read '--set {setting}'; write KEY=VALUE.")
         options[key] = value
-    result = importlib.import_module(BENCHES[name][0]).main(options)
+    result = importlib.import_module(f"paceline.bench.{name.replace('-', '_')}.main").main(options)
     if json_file is not None and result:  # of the ranks of a job, only the first has one
         write_json(result, json_file)

@@ -1,0 +1,1 @@
+"""`paceline bench collectives`: exchanges measured, and beside them what was published."""

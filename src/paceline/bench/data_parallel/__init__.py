@@ -1,0 +1,1 @@
+"""`paceline bench data-parallel`: dp and fsdp against their peers."""

@@ -1,0 +1,1 @@
+"""`paceline bench operators`: split operators against their peers."""

@@ -1,0 +1,1 @@
+"""`paceline bench pipelines`: schedules against their peers, and against what is possible."""

@@ -1,0 +1,1 @@
+"""`paceline bench scaling`: how this machine scales, and the laws that say so."""

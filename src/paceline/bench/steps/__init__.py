@@ -1,0 +1,1 @@
+"""`paceline bench steps`: predicted beside measured steps on this machine."""
