@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import queue
 import re
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,78 +22,29 @@ from paceline.exchange.shard.whole import write_initial
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
 from tests.exchange.chaos.toil import values
+from tests.forked import Forked
 
 PATIENCE_S = 30.0
 """Only a test that fails waits so long."""
 
 
-class Nursery:
-    """Starts processes quickly; see there."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.exchange.chaos.nursery"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        self.codes: dict[int, int] = {}
-        self._changed = threading.Condition()
-        self._born: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ready = threading.Event()
-        threading.Thread(target=self._hear, daemon=True).start()
-        assert self._ready.wait(PATIENCE_S)
-
-    def start(self, module: str, arguments: list[str], log: Path) -> int:
-        """Return the pid of a new process."""
-        assert self._process.stdin is not None
-        said = json.dumps({"module": module, "arguments": arguments, "log": str(log)})
-        self._process.stdin.write(said.encode() + b"\n")
-        self._process.stdin.flush()
-        return self._born.get(timeout=PATIENCE_S)
-
-    def wait(self, pid: int, timeout_s: float) -> int | None:
-        """Return with what code a process ended; None: it lives."""
-        with self._changed:
-            self._changed.wait_for(lambda: pid in self.codes, timeout_s)
-            return self.codes.get(pid)
-
-    def close(self) -> None:
-        """End it, and all that it started."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            stream.close()
-
-    def _hear(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            said = json.loads(line)
-            if "born" in said:
-                self._born.put(said["born"])
-            elif "died" in said:
-                with self._changed:
-                    self.codes[said["died"]] = said["code"]
-                    self._changed.notify_all()
-            else:
-                self._ready.set()
-
-
 class Actor(NamedTuple):
     """A process, and where it writes."""
 
-    nursery: Nursery
-    pid: int
+    process: Forked
     log: Path
 
     @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
     def lives(self) -> bool:
-        return self.pid not in self.nursery.codes
+        return self.process.poll() is None
 
     def end(self, timeout_s: float = PATIENCE_S) -> int | None:
         """Return with what code it ended; None: it did not."""
-        return self.nursery.wait(self.pid, timeout_s)
+        return self.process.wait(timeout_s)
 
     @property
     def said(self) -> str:
@@ -111,22 +56,19 @@ class Actor(NamedTuple):
         return [int(found) for found in re.findall(r"this is server (\d+)", self.said)]
 
     def send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            if self.lives:
-                os.kill(self.pid, number)
+        self.process.send(number)
 
 
 class Cast:
     """A job and its processes."""
 
-    def __init__(self, folder: Path, nursery: Nursery, job: Job, terms: Terms, transport: str) -> None:
+    def __init__(self, folder: Path, job: Job, terms: Terms, transport: str) -> None:
         self.folder = folder
         self.directory = Directory(folder / "exchange")
         self.charter = Charter(job, terms, Address(unix=str(folder / "c")), transport=transport)
         self.directory.write(self.charter)
         write_initial(self.directory.snapshots, job, values(job))
         self.actors: list[Actor] = []
-        self._nursery = nursery
         self.limit(0)
         self.observer = Observer(self.charter, self.directory.read_secret())
         self.start_coordinator()
@@ -187,7 +129,7 @@ class Cast:
     def more(self, tasks: int) -> None:
         """Return once some more tasks are done, with others under way."""
         goal = self.wait(lambda: self.done + 1, "a coordinator") - 1 + tasks
-        self.limit(goal + 60)
+        self.limit(goal + 20)
         self.wait(lambda: self.done >= goal, f"task {goal}")
 
     def settle(self, copies: int) -> dict[str, Any]:
@@ -238,16 +180,16 @@ class Cast:
 
     def _start(self, name: str, module: str, *arguments: object) -> Actor:
         log = self.folder / f"{name}-{len(self.actors)}.log"
-        actor = Actor(self._nursery, self._nursery.start(module, list(map(str, arguments)), log), log)
+        actor = Actor(Forked(module, *arguments, output=log), log)
         self.actors.append(actor)
         return actor
 
 
 @contextmanager
-def cast(nursery: Nursery, job: Job, terms: Terms, *, transport: str = "auto") -> Iterator[Cast]:
+def cast(job: Job, terms: Terms, *, transport: str = "auto") -> Iterator[Cast]:
     """A job whose processes end with the block."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:  # short: it holds sockets
-        made = Cast(Path(folder), nursery, job, terms, transport)
+        made = Cast(Path(folder), job, terms, transport)
         try:
             yield made
         finally:

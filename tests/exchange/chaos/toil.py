@@ -155,7 +155,3 @@ def main() -> None:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     live(Directory(Path(sys.argv[1])), float(sys.argv[2]), lambda: bool(asked))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""A worker process: `python -m tests.exchange.hogwild.hogwild_worker WHAT PATH JOB ...`."""
+"""A worker in a process of its own, with arguments WHAT PATH ...: says `ready`, begins once there is PATH.go."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def _attach(path: str) -> HogwildExchange:
     job = Job.from_dict(json.loads(Path(f"{path}.json").read_text()))
     exchange = HogwildExchange(Memory.attach(Path(path), job))
     print("ready", flush=True)
-    sys.stdin.readline()
+    while not Path(f"{path}.go").exists():
+        time.sleep(0.001)
     return exchange
 
 
@@ -62,7 +63,7 @@ def learn(path: str, data: str, first: str, workers: str) -> None:
     print(json.dumps(exchange.figures()))
 
 
-if __name__ == "__main__":
+def main() -> None:
     faulthandler.dump_traceback_later(60, exit=True)
     torch.set_num_threads(1)
     {"add": add_ones, "make": make_forever, "learn": learn}[sys.argv[1]](*sys.argv[2:])

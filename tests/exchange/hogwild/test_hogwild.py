@@ -6,10 +6,9 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -31,6 +30,7 @@ from paceline.exchange.table.choice import Choice
 from tests.exchange.hogwild.logistic import A9A, quality, read_a9a
 from tests.exchange.shard import jobs
 from tests.exchange.shard.limits import full_at
+from tests.forked import Forked
 
 ASP = Consistency.parse("asp")
 RULES = {
@@ -51,34 +51,37 @@ def _memory(folder: Path, job: Job, rows: int = 5000) -> Memory:
     return begin(path, job, folder / "snapshots" / "0", rows=rows)
 
 
-def _processes(memory: Memory, *arguments: Sequence[object]) -> list[subprocess.Popen[str]]:
+class Worker(NamedTuple):
+    """A process, and the file that it writes to."""
+
+    process: Forked
+    output: Path
+
+    @property
+    def said(self) -> list[str]:
+        return self.output.read_text().splitlines() if self.output.exists() else []
+
+
+def _workers(memory: Memory, *arguments: Sequence[object]) -> list[Worker]:
     """Workers that have attached, and begin at the same time."""
     name = "tests.exchange.hogwild.hogwild_worker"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", name, str(given[0]), str(memory.path), *map(str, given[1:])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for given in arguments
-    ]
-    for process in started:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    begun, started = Path(f"{memory.path}.go"), []
+    begun.unlink(missing_ok=True)
+    for number, (what, *given) in enumerate(arguments):
+        output = Path(f"{memory.path}.said-{number}")
+        output.unlink(missing_ok=True)
+        started.append(Worker(Forked(name, what, memory.path, *given, output=output), output))
+    for worker in started:
+        while not worker.said:
+            assert worker.process.wait(0.001) is None
+        assert worker.said == ["ready"]
+    begun.touch()
     return started
 
 
-def _figures(processes: list[subprocess.Popen[str]]) -> list[dict[str, object]]:
-    found = []
-    for process in processes:
-        output, _ = process.communicate(timeout=90)
-        assert process.returncode == 0
-        found.append(json.loads(output))
-    return found
+def _figures(workers: Sequence[Worker]) -> list[dict[str, object]]:
+    assert [worker.process.wait(90) for worker in workers] == [0] * len(workers)
+    return [json.loads(worker.said[-1]) for worker in workers]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -168,7 +171,7 @@ def test_a_parameter_may_lie_in_the_memory(tmp_path: Path) -> None:
 def test_rows_made_at_the_same_time_are_made_once(tmp_path: Path) -> None:
     """All make the same rows, each adds to its own as well: what nobody else writes to is exact."""
     memory = _memory(tmp_path, COUNTING)
-    figures = _figures(_processes(memory, *(("add", start, start + 1500, 5) for start in (0, 500))))
+    figures = _figures(_workers(memory, *(("add", start, start + 1500, 5) for start in (0, 500))))
     tables = gather(COUNTING, [_shard(memory, tmp_path)])
     keys, rows = tables.keys["rows"], tables.rows["rows"]
     assert torch.equal(keys, torch.arange(2000))
@@ -186,12 +189,11 @@ def test_a_worker_that_is_killed_lets_go(tmp_path: Path) -> None:
     memory = _memory(tmp_path, COUNTING, rows=400_000)
     exchange = HogwildExchange(memory)
     for turn in range(2):
-        (process,) = _processes(memory, ("make",))
-        while memory.made(0) < 3000 * (turn + 1) and process.poll() is None:
+        (worker,) = _workers(memory, ("make",))
+        while memory.made(0) < 3000 * (turn + 1) and worker.process.wait(0.001) is None:
             pass
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
-        assert process.returncode == -signal.SIGKILL
+        worker.process.send(signal.SIGKILL)
+        assert worker.process.wait(30) == -signal.SIGKILL
         exchange.push([0], {}, {0: Rows(torch.arange(-10 * turn - 10, -10 * turn), torch.ones(10, 2))})
         tables = gather(COUNTING, [_shard(memory, tmp_path)])
         assert torch.equal(tables.keys["rows"], tables.keys["rows"].unique())
@@ -292,7 +294,7 @@ def test_logistic_regression_converges(tmp_path: Path) -> None:
         SparseTable("weights", 1, rule=rule, consistency=ASP, initializer=Initializer()),
     )
     memory = _memory(tmp_path, Job(tables, shards=1))
-    figures = _figures(_processes(memory, *(("learn", A9A, worker, 2) for worker in range(2))))
+    figures = _figures(_workers(memory, *(("learn", A9A, worker, 2) for worker in range(2))))
     found = gather(memory.job, [_shard(memory, tmp_path)])
     loss, auc = quality(read_a9a(Path(f"{A9A}.t")), found.dense["bias"], found.rows["weights"], found.keys["weights"])
     print(f"log loss {loss:.4f}, AUC {auc:.4f}, {figures}")

@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from paceline.exchange.wire.listen import Listener
 from paceline.exchange.wire.shared import SharedConnection
 from paceline.exchange.wire.sockets import SocketConnection
 from tests.exchange.wire.pairs import SECRET, TRANSPORTS, pair, reach
+from tests.forked import Forked
 
 FRAME = Frame(5, epoch=3, numbers=np.arange(4), text="what", tensors=[torch.arange(6.0).view(2, 3), torch.ones(5)])
 
@@ -197,30 +196,11 @@ def test_a_peer_that_closes_is_gone_after_what_it_sent(transport: str, tmp_path:
             client.receive()
 
 
-_VICTIM = """
-import json, sys, threading, torch
-from paceline.exchange.view import Address
-from paceline.exchange.wire.frame import Frame
-from tests.exchange.wire.pairs import reach
-
-def run(transport, doing):
-    connection = reach(Address(**json.loads(sys.argv[1])), transport)
-    connection.send(Frame(1, text=transport + " " + doing))
-    while doing == "sending":
-        connection.send(Frame(1, tensors=[torch.zeros(2 << 20)]))
-    threading.Event().wait()
-
-for transport in sys.argv[2:]:
-    for doing in ("sending", "deaf"):
-        threading.Thread(target=run, args=(transport, doing)).start()
-"""
-
-
 def test_a_peer_that_is_killed_is_gone(tmp_path: Path) -> None:
     """In the middle of frames that it sends, and of such that it was to read, on all transports."""
     listener = Listener("127.0.0.1", SECRET, unix=str(tmp_path / "socket"))
     address = json.dumps(asdict(listener.address))
-    victim = subprocess.Popen([sys.executable, "-c", _VICTIM, address, *TRANSPORTS])
+    victim = Forked("tests.exchange.wire.victim", address, *TRANSPORTS, output=1)
     found: dict[str, BaseException] = {}
 
     def go_on(server: Connection) -> None:
@@ -247,14 +227,13 @@ def test_a_peer_that_is_killed_is_gone(tmp_path: Path) -> None:
         assert all(met.acquire(timeout=20) for _ in range(count))
         time.sleep(0.1)
         assert not found
-        os.kill(victim.pid, signal.SIGKILL)
+        victim.send(signal.SIGKILL)
         for thread in threads:
             thread.join(20)
         assert len(found) == count, found
         assert {type(error) for error in found.values()} == {ConnectionLost}
     finally:
         victim.kill()
-        victim.wait()
         too_late.cancel()
         listener.close()
 

@@ -224,7 +224,7 @@ def test_a_port_in_use_is_named(listener: Listener) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_thousand_connections_leave_nothing(transport: str, tmp_path: Path) -> None:
+def test_many_connections_leave_nothing(transport: str, tmp_path: Path) -> None:
     process = psutil.Process()
     listener = Listener("127.0.0.1", SECRET, unix=str(tmp_path / "socket"))
     frame = Frame(1, tensors=[torch.ones(50_000)])
@@ -238,9 +238,9 @@ def test_a_thousand_connections_leave_nothing(transport: str, tmp_path: Path) ->
             client.close()
             server.close()
 
-    connections(50)
+    connections(20)
     files, maps, memory = process.num_fds(), len(process.memory_maps(grouped=False)), process.memory_info().rss
-    connections(1000 if "*" not in transport else 350)
+    connections(200)  # of 200 kB each: one of them that stays is 40 MB
     assert process.num_fds() <= files
     assert len(process.memory_maps(grouped=False)) <= maps + 20
     assert process.memory_info().rss < memory + (16 << 20)
