@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from paceline.planner.explanation import Explanation, What
 from paceline.planner.report import to_json
 from paceline.planner.tables import details, summary
 from paceline.program.capture import capture
+from paceline.program.program import Program
 from paceline.runtime.inprocess import InProcessExecutor
 from paceline.runtime.step import schedule
 from paceline.verify.traffic import traffic
@@ -34,14 +37,33 @@ BLOCKS = 3
 DOCS = Path(__file__).parents[2] / "docs/placement.md"
 
 
+def stack() -> models.Built:
+    return Stack(BLOCKS), batch()
+
+
+def gpt() -> models.Built:
+    return models.gpt(dropout=0.0)
+
+
+@cache
+def captured(family: Callable[[], models.Built]) -> Program:
+    return capture(*family())
+
+
+def told_of(family: Callable[[], models.Built], plan: Plan) -> Explanation:
+    """What is told of a program that is captured once for all plans."""
+    with mock.patch.object(sys.modules[explain.__module__], "capture", lambda *_, **__: captured(family).copy()):
+        return explain(*family(), plan)
+
+
 @cache
 def told(mesh: str, zero_stage: int = 3) -> Explanation:
-    return explain(Stack(BLOCKS), batch(), Plan(Mesh.parse(mesh), zero_stage=zero_stage))
+    return told_of(stack, Plan(Mesh.parse(mesh), zero_stage=zero_stage))
 
 
 @cache
 def told_of_gpt(mesh: str) -> Explanation:
-    return explain(*models.gpt(dropout=0.0), Plan(Mesh.parse(mesh)))
+    return told_of(gpt, Plan(Mesh.parse(mesh)))
 
 
 def test_parameters_are_told_as_a_rank_holds_them() -> None:
@@ -57,14 +79,11 @@ def test_parameters_are_told_as_a_rank_holds_them() -> None:
     assert (found.memory.parameters, found.memory.gradients, found.memory.optimizer) == (whole // 2, whole // 2, whole)
 
 
-@pytest.mark.parametrize(
-    ("family", "mesh"), [(models.own, "serial"), (models.own, "dp=2,fsdp=2"), (models.gpt, "fsdp=2")]
-)
+@pytest.mark.parametrize(("family", "mesh"), [(models.own, "serial"), (models.own, "dp=2,fsdp=2"), (gpt, "fsdp=2")])
 def test_what_is_kept_is_what_a_run_keeps(family: Callable[[], models.Built], mesh: str) -> None:
-    module, example = family()
     plan = Plan(Mesh.parse(mesh))
-    memory = explain(module, example, plan).memory
-    step = schedule(place(capture(module, example), plan.mesh), plan)
+    memory = told_of(family, plan).memory
+    step = schedule(place(captured(family).copy(), plan.mesh), plan)
     inputs = []
     for placed, node in zip(step.inputs, step.forward.nodes, strict=False):
         whole = torch.zeros(placed.shape, dtype=node.meta["val"].dtype)
@@ -91,7 +110,7 @@ def test_activations_have_the_shapes_and_placements_that_modules_return() -> Non
 def test_every_collective_of_a_step_is_told() -> None:
     for mesh, zero_stage in (("dp=2,fsdp=2", 3), ("fsdp=2", 2)):
         plan = Plan(Mesh.parse(mesh), zero_stage=zero_stage)
-        step = schedule(place(capture(Stack(BLOCKS), batch()), plan.mesh), plan)
+        step = schedule(place(captured(stack).copy(), plan.mesh), plan)
         found = told(mesh, zero_stage)
         for backward, graph in ((False, step.forward), (True, step.backward)):
             count: Counter[str] = Counter()
