@@ -225,8 +225,9 @@ def test_ranks_die_with_a_killed_launcher(tmp_path: Path):
         child.kill()
 
 
-def test_ranks_may_end_in_good_order(tmp_path: Path):
+def test_ranks_may_end_in_good_order_also_where_all_processes_are_told(tmp_path: Path):
     running = Job(tmp_path, "end_in_good_order")
+    running.ranks[0].parent().send_signal(signal.SIGINT)
     assert running.end(signal.SIGINT) == -signal.SIGINT
     assert (tmp_path / "0.saved").exists()
     assert (tmp_path / "1.saved").exists()

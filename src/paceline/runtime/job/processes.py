@@ -36,6 +36,7 @@ class Processes:
         """Start them: they inherit stdin, stdout and stderr, of which all but rank 0 let go."""
         self._size = size
         self._pids: dict[int, int] = {}
+        self._sent: int | None = None  # to all ranks, also those that we have not heard of yet
         self.ended: dict[int, End] = {}
         self._word, theirs = os.pipe()
         os.set_blocking(self._word, False)
@@ -61,6 +62,8 @@ class Processes:
             match line.split():
                 case ["started", rank, pid]:
                     self._pids[int(rank)] = int(pid)
+                    if self._sent is not None:
+                        _signal_session(int(pid), self._sent)
                 case ["ended", rank, code, at]:
                     self._end(int(rank), End(float(at), int(code)))
         if gone is not None:  # its children end with it
@@ -74,7 +77,9 @@ class Processes:
 
     def send(self, number: int) -> None:
         """Send a signal to every rank, and to what it started."""
-        if len(self._pids) < self._size:  # what is being loaded has not become all ranks yet
+        self.poll()
+        self._sent = number
+        if len(self._pids) < self._size:  # it may still be loading what ranks need
             _signal_session(self._parent.pid, number)
         for rank in self.running:
             if rank in self._pids:

@@ -77,6 +77,8 @@ def _become_ranks(entry: str) -> bool:
             return True
         ranks[pid] = rank
         _say(word, f"started {rank} {pid}")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # whoever tells all processes to end lets ranks do it in good order
     while ranks:
         pid, status = os.wait()
         _say(word, f"ended {ranks.pop(pid)} {os.waitstatus_to_exitcode(status)} {time.time()}")
