@@ -9,7 +9,8 @@
 The function may name `world` (the `World`), `rank` (its number) and, where the decorator gives one, `mesh` (the
 `Mesh`); whatever else it names comes from pytest, fixtures and parameters alike, if it can be pickled. Processes fork
 from a server that has loaded PyTorch, meet at a file, and talk through what users get by default, or `backend`. The
-first rank that fails ends the test with its traceback; after `timeout_s` it fails with the stacks of all ranks.
+first rank that fails ends the test with its traceback; after `timeout_s` it fails with the stacks of all ranks. What
+joins the job by itself, such as a training run, is tested with `joined=False`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ PRELOAD = [
     "torch._dynamo",
     "paceline.runtime.module",
     "paceline.runtime.job.rendezvous",
+    "paceline.train.run",
+    "paceline.exchange.membership.__main__",
+    "paceline.train.servers.supervisor.supervise",
+    "paceline.train.servers.worker.process",
+    "paceline.cli.main",
+    "tests.forked",
+    "tests.frozen",
 ]
 
 _OURS = ("world", "rank", "mesh")
@@ -56,7 +64,12 @@ _CAUSE_S = 2.0
 
 
 def ranks(
-    size: int | None = None, *, mesh: str | None = None, backend: str = "auto", timeout_s: float = 60
+    size: int | None = None,
+    *,
+    mesh: str | None = None,
+    backend: str = "auto",
+    timeout_s: float = 60,
+    joined: bool = True,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the decorated test in `size` processes; by default as many as `mesh` has ranks."""
     parsed = Mesh.parse(mesh) if mesh is not None else None
@@ -66,6 +79,8 @@ def ranks(
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(test)
+        if not joined and "world" in signature.parameters:
+            raise ValueError("a test that joins by itself is given no world")
         ours = {name for name in _OURS if name in signature.parameters and (name != "mesh" or parsed is not None)}
         where = (test.__module__, inspect.getfile(test), test.__qualname__)
 
@@ -73,7 +88,7 @@ def ranks(
         def run(**given: Any) -> None:
             if count > 1 and backend != "gloo":
                 _build()
-            task = (where, count, ours, parsed, backend, given)
+            task = (where, count, ours, parsed, backend if joined else None, given)
             for last in (False, True):
                 with tempfile.TemporaryDirectory(prefix="ranks-") as job:
                     try:
@@ -105,10 +120,10 @@ def _run(job: Path, size: int, timeout_s: float, task: tuple[Any, ...]) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     processes = [context.Process(target=_rank, args=(rank, job, dict(os.environ), *task)) for rank in range(size)]
-    deadline = time.monotonic() + timeout_s
     try:
         for process in processes:
             process.start()
+        deadline = time.monotonic() + timeout_s  # the first start waits for the server
         running = list(processes)
         while running:
             wait([process.sentinel for process in running], max(deadline - time.monotonic(), 0))
@@ -180,7 +195,7 @@ def _rank(
     size: int,
     ours: set[str],
     mesh: Mesh | None,
-    backend: str,
+    backend: str | None,
     given: Mapping[str, Any],
 ) -> None:
     """Be one rank: runs in a process of its own."""
@@ -208,7 +223,7 @@ def _rank(
 
 
 def _call(
-    where: tuple[str, str, str], ours: set[str], mesh: Mesh | None, backend: str, given: Mapping[str, Any]
+    where: tuple[str, str, str], ours: set[str], mesh: Mesh | None, backend: str | None, given: Mapping[str, Any]
 ) -> None:
     import torch
 
@@ -219,8 +234,8 @@ def _call(
     test: Any = _module(module, path)
     for part in name.split("."):
         test = getattr(test, part)
-    with join(backend=backend) as world:
-        ready = {"world": world, "rank": world.rank, "mesh": mesh}
+    with contextlib.nullcontext() if backend is None else join(backend=backend) as world:
+        ready = {"world": world, "rank": int(os.environ["RANK"]), "mesh": mesh}
         inspect.unwrap(test)(**given, **{name: ready[name] for name in ours})
 
 

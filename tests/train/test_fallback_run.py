@@ -10,10 +10,10 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.errors import CaptureError, RecipeError
-from paceline.runtime.job.launch import launch
 from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe
 from paceline.train.run import train
+from tests.train.on_ranks import train_on
 
 FACTORY = """
 import torch
@@ -64,13 +64,7 @@ def test_two_ranks_train_as_one_does_and_the_run_says_what_it_is(recipe: Path, t
     assert "it runs under fallback 'ddp'" in capsys.readouterr().out
 
     out = tmp_path / "two"
-    arguments = {
-        "recipe": str(recipe),
-        "overrides": ["fallback=fsdp2", "mesh=fsdp=2"],
-        "run_dir": str(out),
-        "resume": False,
-    }
-    launch("paceline.cli.train:train_rank", arguments, 2, log_dir=out / "logs")
+    train_on(2, recipe, out, "fallback=fsdp2", "mesh=fsdp=2")
     assert "taking fallback='fsdp2'" in (out / "logs" / "rank-0.log").read_text()
     assert "enter.weight: '[256, 8] S0'" in (out / "plan.yaml").read_text()
     losses = [[row["loss"] for row in read_metrics(run / "metrics.jsonl")] for run in (tmp_path / "serial", out)]

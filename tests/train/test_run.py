@@ -5,6 +5,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -19,6 +20,8 @@ from paceline.train.callbacks import Callback
 from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe
 from paceline.train.run import train
+from tests.ranks import ranks
+from tests.train.on_ranks import train_on
 
 GPT = Path(__file__).parents[2] / "recipes" / "gpt.py"
 
@@ -34,7 +37,7 @@ class StopsTheJob(Callback):
 
     def on_step(self, report):
         if self.armed and report.step == 3:
-            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGTERM)
             time.sleep(0.5)  # for the signal to come back here; the other rank waits in its next collective
 
 
@@ -64,11 +67,6 @@ def recipe(tmp_path):
         return path
 
     return write
-
-
-def run(recipe: Path, out: Path, *overrides: str, ranks: int = 1, resume: bool = False) -> None:
-    arguments = {"recipe": str(recipe), "overrides": list(overrides), "run_dir": str(out), "resume": resume}
-    launch("paceline.cli.train:train_rank", arguments, ranks, log_dir=out / "logs")
 
 
 def curve(out: Path) -> list[tuple[int, float, float]]:
@@ -108,22 +106,23 @@ def assert_says(out: Path, start: str, capfd) -> None:
 
 def test_stopped_and_resumed_on_two_processes_it_is_the_uninterrupted_run_bit_for_bit(recipe, tmp_path, capfd):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    run(recipe(mesh="dp=2"), straight, ranks=2)
+    train_on(2, recipe(mesh="dp=2"), straight)
     assert_says(straight, "gloo" if shm.unavailable() is not None else "shared memory", capfd)
     path = recipe(mesh="dp=2", callbacks=[f"{__file__}:StopsTheJob"])
+    arguments = {"recipe": str(path), "overrides": [], "run_dir": str(stopped), "resume": False}
     with pytest.raises(SystemExit) as end:
-        run(path, stopped, ranks=2)
+        launch("paceline.cli.train:train_rank", arguments, 2, loaded=["paceline.train.run"], log_dir=stopped / "logs")
     assert end.value.code == 143
     done = curve(stopped)
     assert 3 <= len(done) < 6 and not (stopped / "model.safetensors").exists()
-    run(path, stopped, ranks=2, resume=True)
+    train_on(2, path, stopped, resume=True)
     assert curve(stopped) == curve(straight)
     ours, theirs = load_file(stopped / "model.safetensors"), load_file(straight / "model.safetensors")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_run_on_gloo_says_so(recipe, tmp_path, capfd):
-    run(recipe(mesh="dp=2", train={"steps": 2, "batch": 4}), tmp_path, "backend=gloo", ranks=2)
+    train_on(2, recipe(mesh="dp=2", train={"steps": 2, "batch": 4}), tmp_path, "backend=gloo")
     assert_says(tmp_path, "gloo", capfd)
 
 
@@ -131,7 +130,7 @@ def test_a_run_goes_on_at_another_mesh(recipe, tmp_path):
     out = tmp_path / "run"
     path = recipe(model={"factory": f"{GPT}:build", "args": {"width": 16, "layers": 1, "heads": 2, "context": 16}})
     train(load_recipe(path), out)
-    run(path, out, "mesh=fsdp=2", "train.steps=8", "schedule.name=constant", ranks=2, resume=True)
+    train_on(2, path, out, "mesh=fsdp=2", "train.steps=8", "schedule.name=constant", resume=True)
     assert [row[0] for row in curve(out)] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
@@ -152,8 +151,12 @@ def test_bfloat16_computes_near_what_float32_does(recipe, tmp_path):
 
 def test_a_learning_rate_that_blows_up_is_an_error_on_every_mesh(recipe, tmp_path):
     path = recipe(optimizer={"name": "SGD", "lr": 1e30}, schedule={"name": "constant"}, checkpoint={"every": 1})
+    ranks(2, joined=False)(_blows_up)(path=path, out=tmp_path / "run")
+
+
+def _blows_up(path, out):
     with pytest.raises(NonFiniteError, match=r"step \d.*first parameter"):
-        run(path, tmp_path / "run", "mesh=fsdp=2", ranks=2)
+        train(load_recipe(path, ["mesh=fsdp=2"]), out)
 
 
 def test_validation_without_data_for_it_is_refused(recipe, tmp_path):

@@ -9,10 +9,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from paceline.runtime.job.launch import launch
 from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe
 from paceline.train.run import train
+from tests.train.on_ranks import train_on
 
 GPT = Path(__file__).parents[2] / "recipes" / "gpt.py"
 
@@ -50,9 +50,7 @@ def test_ranks_train_checkpoint_and_go_on_at_another_mesh(recipe: Path, tmp_path
     serial, out = tmp_path / "serial", tmp_path / "run"
     train(load_recipe(recipe), serial)
     assert [row[3] for row in curve(serial)] == [64.0] * 5 + [48.0], "the last batch is the smaller one"
-    overrides = ["mesh=dp=2,tp=2", "train.epochs=null", "train.steps=3"]
-    arguments = {"recipe": str(recipe), "overrides": overrides, "run_dir": str(out), "resume": False}
-    launch("paceline.cli.train:train_rank", arguments, 4, log_dir=out / "logs")
+    train_on(4, recipe, out, "mesh=dp=2,tp=2", "train.epochs=null", "train.steps=3")
     assert "R, S" in yaml.safe_load((out / "plan.yaml").read_text())["placements"]["blocks.0.attention.qkv.weight"]
     train(load_recipe(recipe, ["mesh=sp=2,dp=2", "launch=inprocess"]), out, resume=True)
     assert curve(out) == [pytest.approx(row, rel=1e-9) for row in curve(serial)]

@@ -9,10 +9,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from paceline.runtime.job.launch import launch
 from paceline.train.metrics import read_metrics
 from paceline.train.recipe import load_recipe
 from paceline.train.run import train
+from tests.train.on_ranks import train_on
 
 GPT = Path(__file__).parents[2] / "recipes" / "gpt.py"
 
@@ -51,8 +51,7 @@ def test_stages_train_checkpoint_and_go_on_without_and_with(recipe: Path, tmp_pa
     train(load_recipe(recipe), serial)
     assert len(curve(serial)) > 3
     first = ["train.epochs=null", "train.steps=2"]
-    arguments = {"recipe": str(recipe), "overrides": ["mesh=pp=2", *first], "run_dir": str(out), "resume": False}
-    launch("paceline.cli.train:train_rank", arguments, 2, log_dir=out / "logs")
+    train_on(2, recipe, out, "mesh=pp=2", *first)
     assert len(curve(out)) == 2, "rank 0, which has no loss of its own, writes it"
     train(load_recipe(recipe, ["mesh=dp=2", "launch=inprocess"]), out, resume=True)
     train(load_recipe(recipe, ["mesh=dp=2", "launch=inprocess", *first]), back)
