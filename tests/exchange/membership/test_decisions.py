@@ -236,6 +236,24 @@ def test_servers_that_do_not_reach_each_other_get_a_view_without_that(tmp_path: 
     assert any(set(chain) == {one, other} for chain in desk.state.view.chains)
 
 
+def test_heads_turn_once_they_say_that_they_may(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, job(replication=2), Terms(9, lease_s=1e9))
+    first, _ = desk.join("s", "server"), desk.join("t", "server")
+    for move in desk.state.view.moves:
+        desk.say(first, "synced", shard=move.shard, target=move.target, begun=move.begun)
+    assert desk.state.view.chains == ((1, 2),) * 4
+    one, other = desk.state.view.turns
+    desk.say(first, "turned", shard=one.shard, begun=one.begun - 1)  # an earlier one
+    assert desk.state.view.turns == (one, other)
+    desk = desk.again()
+    first, second = desk.join("s", "server", id=1), desk.join("t", "server", id=2)
+    desk.say(second, "turned", shard=one.shard, begun=one.begun)  # of which it is not the head
+    desk.say(first, "turned", shard=one.shard, begun=one.begun)
+    assert desk.state.view.turns == (other,) and desk.state.view.chains[one.shard] == (2, 1)
+    desk.say(second, "close")
+    assert not desk.state.view.turns and desk.state.view.chains == ((1,),) * 4
+
+
 def test_a_snapshot_that_fails_is_made_later_and_those_before_are_kept(tmp_path: Path, monkeypatch: Any) -> None:
     desk = Desk(tmp_path, job(shards=1), Terms(2, lease_s=1e9, snapshot_every=1))
     server, worker = desk.join("s", "server"), desk.join("w")
