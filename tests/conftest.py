@@ -1,6 +1,7 @@
 """What holds for all tests: none reads or leaves programs in the user's own cache, and each process has one thread.
 
-Tensors of tests are small: a second thread would only wait, and take a core from another rank.
+Tensors of tests are small: a second thread would only wait, and take a core from another rank. No example of a property
+has a deadline: on a busy machine it would tell of the machine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_configure(config: pytest.Config) -> None:
