@@ -19,6 +19,7 @@ from paceline.errors import ExchangeError
 from paceline.exchange.directory import Directory
 from paceline.exchange.membership.observer import Observer
 from paceline.train.metrics import read_metrics
+from paceline.train.optim import build_schedule
 from paceline.train.recipe import load_recipe
 from paceline.train.servers.worker.parts import open_sources
 from paceline.train.servers.worker.samples import TaskSamples
@@ -123,6 +124,7 @@ def serial(config: Path, steps: int, first: int = 0, group: int | None = None) -
     torch.manual_seed(recipe.seed)
     module = Net(16).double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9)
+    schedule = build_schedule(optimizer, recipe.schedule.name, steps=steps, options=recipe.schedule.options)
     pieces = recipe.server.tasks_of_a_step
     samples = TaskSamples(source, 16, pieces, seed=recipe.seed)
     for step in range(steps):
@@ -134,6 +136,7 @@ def serial(config: Path, steps: int, first: int = 0, group: int | None = None) -
             (module(**part.batch) * (part.samples / total)).backward()
         if total:
             optimizer.step()
+        schedule.step()
     return module.state_dict()
 
 

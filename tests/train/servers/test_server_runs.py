@@ -17,7 +17,7 @@ from tests.train.servers.runs import PATIENCE_S, TOYS, gap, paceline, serial, se
 
 def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started(out, *sets(train__steps=4000)) as run:
+    with started(out, *sets(train__steps=4000, schedule="{name: StepLR, step_size: 3, gamma: 0.9}")) as run:
         run.until(lambda: run.steps() >= 3)
         run.process.send(signal.SIGTERM)
         assert run.finish() == 143
@@ -28,6 +28,7 @@ def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None
         assert "paceline verify --replay" in run.said
     rows = read_metrics(out / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, done + 13))
+    assert [round(row["lr"], 9) for row in rows] == [round(0.2 * 0.9 ** (step // 3), 9) for step in range(done + 12)]
     assert gap(out, serial(out / "config.yaml", done + 12)) < 1e-9
     assert read_metrics(out / "metrics.jsonl", "validation")[-1]["step"] == done + 12
     assert all((out / "logs" / name).exists() for name in ("server-1.log", "server-1-before-1.log"))
