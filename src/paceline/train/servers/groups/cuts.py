@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from paceline.errors import ExchangeError, RecipeError
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import Job
 from paceline.exchange.shard.clocks import Clocks
-from paceline.exchange.shard.manifest import Manifest, read_json, whole_snapshots
+from paceline.exchange.shard.manifest import Manifest, read_json, settle, whole_snapshots
 from paceline.exchange.shard.sequences import Sequences
 from paceline.train.servers.groups.bridge import bridge_id, task_of
 from paceline.train.servers.groups.ledger import Ledger
@@ -78,7 +79,12 @@ def keep(directory: Directory, snapshot: Path) -> None:
     draft.mkdir(parents=True)
     linked(snapshot, draft / snapshot.name)
     os.link(ledger.path, draft / ledger.path.name)
+    with ledger.path.open("rb+") as file:  # servers have done so with their files
+        os.fsync(file.fileno())
+    for path in (draft / snapshot.name, draft):
+        settle(path)
     draft.rename(place)
+    settle(folder)
     for old in sorted(kept(directory))[:-_KEPT]:
         shutil.rmtree(folder / str(old), ignore_errors=True)
 
@@ -126,12 +132,12 @@ def _fits(have: Sequence[Clocks], number: int, group: int, groups: int) -> bool:
 
 def _offered(directory: Directory, group: int) -> Iterator[Cut]:
     """Yield cuts of a group, newest first: what it has, where that goes together, then what it kept."""
-    last, numbers = Ledger(directory.root).last(), whole_snapshots(directory.snapshots)
-    if last.kind in (Kind.BEGAN, Kind.MET) and numbers:
-        newest = directory.snapshot(numbers[-1])
-        metas = list(_metas(newest))
-        if last.number - 1 <= last.base or all(_has(meta, group, last.number - 1) for meta in metas):
-            yield Cut(newest, last)
+    with suppress(ExchangeError):  # a loss of power may have taken the newest files, but none of a cut
+        last, newest = Ledger(directory.root).last(), directory.snapshot(whole_snapshots(directory.snapshots)[-1])
+        if last.kind in (Kind.BEGAN, Kind.MET):
+            before = last.number - 1
+            if before <= last.base or all([_has(meta, group, before) for meta in _metas(newest)]):
+                yield Cut(newest, last)
     for number in sorted(kept(directory), reverse=True):
         folder = _folder(directory) / str(number)
         (snapshot,) = whole_snapshots(folder)

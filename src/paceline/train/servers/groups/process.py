@@ -217,11 +217,11 @@ class Life:
         def is_settled(now: Mapping[str, Any]) -> bool:
             return bool(_newest(now)[1] >= clock or now["tasks"]["clock"] >= next_clock)
 
-        snapshot, at = _newest(self._below.until(is_settled))
-        if at >= clock:
-            cuts.keep(self._below.directory, self._below.directory.snapshot(snapshot))
-        else:
-            log.warning("there is no snapshot of the group after step %d to go on from", clock)
+        while (newest := _newest(self._below.until(is_settled)))[1] >= clock:
+            with suppress(FileNotFoundError):  # it was deleted for a newer one
+                cuts.keep(self._below.directory, self._below.directory.snapshot(newest[0]))
+                return
+        log.warning("there is no snapshot of the group after step %d to go on from", clock)
 
     def _part(self) -> None:
         """Return when all groups have met for the last time."""
