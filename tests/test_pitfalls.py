@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from paceline.placement.rules import has_rule
 from paceline.placement.windows import window, window_sum
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import capture
+from paceline.program.program import Program
 from paceline.runtime import collectives
 from paceline.runtime.binding import AxisGroup
 from paceline.runtime.executor import ProcessExecutor
@@ -35,6 +37,16 @@ from tests.placement.captured import Gpt, _ids
 from tests.ranks import ranks
 
 aten = torch.ops.aten
+
+
+@cache
+def _gpt() -> Program:
+    return capture(Gpt(), (_ids(),))
+
+
+def gpt() -> Program:
+    """The program of a small language model, captured once, to be placed and scheduled."""
+    return _gpt().copy()
 
 
 class Model(nn.Module):
@@ -77,7 +89,7 @@ def assert_equals_serial(module: nn.Module, batch: Any, mesh: str, tolerance: fl
 
 
 def test_a_batch_that_is_whole_everywhere_is_not_secretly_sliced() -> None:
-    program = place(capture(Gpt(), (_ids(),)), Mesh.parse("dp=2"), split_batch=False).program
+    program = place(gpt(), Mesh.parse("dp=2"), split_batch=False).program
     assert not [node for node in program.graph.nodes if is_redistribution(node)]
 
 
@@ -142,7 +154,7 @@ def test_no_fake_tensor_outlives_a_capture(fails: bool) -> None:
 
 
 def test_no_collective_is_started_in_one_pass_and_awaited_in_the_other() -> None:
-    step = schedule(place(capture(Gpt(), (_ids(),)), Mesh.parse("dp=2,fsdp=2")), Plan(Mesh.parse("dp=2,fsdp=2")))
+    step = schedule(place(gpt(), Mesh.parse("dp=2,fsdp=2")), Plan(Mesh.parse("dp=2,fsdp=2")))
     assert step.backward is not None
     for graph in (step.forward, step.backward):
         (output,) = graph.find_nodes(op="output")
@@ -236,7 +248,7 @@ def test_whether_parameters_are_gathered_again_is_said_and_not_guessed() -> None
     counts = []
     for stage in (2, 3):
         plan = Plan(Mesh.parse("fsdp=2"), zero_stage=stage)
-        step = schedule(place(capture(Gpt(), (_ids(),)), plan.mesh), plan)
+        step = schedule(place(gpt(), plan.mesh), plan)
         assert step.backward is not None
         counts.append(len(step.backward.find_nodes(op="call_function", target=collectives.all_gather)))
     assert counts[0] == 0 < counts[1]
