@@ -58,6 +58,11 @@ def fail_in_a_collective(how: str) -> None:
             raise KeyError("a victim") from error
 
 
+def report_and_fail(directory: str) -> None:
+    report(directory)
+    fail_in_a_collective("raise")
+
+
 def die_in_a_collective(arguments: list[str]) -> None:
     """Rank 1 is ended by a signal in the middle of exchanges."""
     backend, name = arguments

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from paceline.errors import LaunchError
 from paceline.runtime.job.arrival import roll_call
 from paceline.runtime.job.rendezvous import join
-from paceline.runtime.job.world import World
+from paceline.runtime.job.world import STORE_FILE, World
 from tests.ranks import ranks
+from tests.runtime.job import rank_jobs
 
 ROOT = Path(__file__).parents[3]
 
@@ -166,13 +167,6 @@ def worlds(directory: Path, size: int) -> list[list]:
     return [facts["world"] for facts in read]
 
 
-def test_under_torchrun(tmp_path: Path):
-    command = [*torchrun("--nproc-per-node", "2", "--master-port", str(free_port())), "report", str(tmp_path)]
-    with started((command, {})) as (process,):
-        assert process.wait(timeout=60) == 0
-    assert worlds(tmp_path, 2) == [[0, 2, 0, 2, "TORCHRUN"], [1, 2, 1, 2, "TORCHRUN"]]
-
-
 def test_under_torchrun_on_two_nodes(tmp_path: Path):
     port = str(free_port())
     nodes = [
@@ -186,18 +180,23 @@ def test_under_torchrun_on_two_nodes(tmp_path: Path):
     assert told == [["gloo", "gloo: no two ranks share a host"]] * 2
 
 
-def test_an_error_under_torchrun_ends_the_job_although_a_collective_is_under_way():
-    command = [*torchrun("--nproc-per-node", "2", "--master-port", str(free_port())), "fail_in_a_collective", "raise"]
-    with started((command, {})) as (process,):
+def test_under_torchrun_an_error_ends_the_job_although_a_collective_is_under_way(tmp_path: Path):
+    options = torchrun("--nproc-per-node", "2", "--master-port", str(free_port()))
+    with started(([*options, "report_and_fail", str(tmp_path)], {})) as (process,):
         _, errors = process.communicate(timeout=60)
+    assert worlds(tmp_path, 2) == [[0, 2, 0, 2, "TORCHRUN"], [1, 2, 1, 2, "TORCHRUN"]]
     assert process.returncode == 1
     assert "ValueError: the cause" in errors
 
 
 def test_under_a_scheduler_rank_0_keeps_the_meeting_point(tmp_path: Path):
-    command = ["-m", "tests.runtime.job.rank_jobs", "report", str(tmp_path)]
-    common = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    tasks = [{**common, "SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in "01"]
-    with started(*((command, task) for task in tasks)) as processes:
-        assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    ranks(2, joined=False)(_report_as_a_task)(directory=tmp_path, port=free_port())
     assert worlds(tmp_path, 2) == [[0, 2, 0, 2, "SLURM"], [1, 2, 1, 2, "SLURM"]]
+
+
+def _report_as_a_task(rank: int, directory: Path, port: int) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", STORE_FILE):
+        del os.environ[name]
+    task = {"SLURM_NTASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+    os.environ.update(task, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    rank_jobs.report(str(directory))
