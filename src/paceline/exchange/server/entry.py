@@ -147,13 +147,13 @@ def _sliced(payload: Payload, job: Job) -> Iterable[tuple[int, Coded]]:
     for _, begin, end in slices:
         if not 0 <= begin <= end:
             raise ValueError(f"a slice from {begin} to {end}")
-    keys = _cut(tensors[0], slices) if rows else ()
+    keys = cut(tensors[0], slices) if rows else ()
     coded = tensors[1:] if rows else tensors
     if codec:
         each = len(coded) // max(1, len(slices))
         held: Iterable[tuple[Tensor, ...]] = [coded[each * i : each * (i + 1)] for i in range(len(slices))]
     else:
-        held = zip(_cut(coded[0], slices), strict=True)
+        held = zip(cut(coded[0], slices), strict=True)
     if not rows:
         return [
             (shard, Coded(table, codec, end - begin, its))
@@ -165,11 +165,12 @@ def _sliced(payload: Payload, job: Job) -> Iterable[tuple[int, Coded]]:
     ]
 
 
-def _cut(values: Tensor, slices: Sequence[Slice]) -> Sequence[Tensor]:
+def cut(values: Tensor, slices: Sequence[Slice]) -> Sequence[Tensor]:
     """Return slices of a tensor; in one call where they lie one after the other."""
     sizes = [part.end - part.begin for part in slices]
     begins = [0, *accumulate(sizes)]
-    if begins.pop() == values.shape[0] and begins == [part.begin for part in slices]:
+    whole = begins.pop() == values.shape[0] and min(sizes, default=0) >= 0
+    if whole and begins == [part.begin for part in slices]:
         return values.split_with_sizes(sizes)
     return [values[part.begin : part.end] for part in slices]
 

@@ -120,7 +120,7 @@ class Keeper:
             ]
             for replica, update in zip(replicas, updates, strict=True):
                 replica.shard.check(update)
-            done = self._apply([*zip(replicas, entries, updates, strict=True)], checked=True)
+            done = self._apply([*zip(replicas, entries, updates, strict=True)])
             for replica, applied in zip(replicas, done, strict=True):
                 self._settle(replica, told)
                 replica.wait(applied, waiting)
@@ -353,9 +353,9 @@ class Keeper:
             raise Refused(self.epoch, f"in epoch {self.epoch} server {self.server} {lack} shard {shard}", (shard,))
         return replica
 
-    def _apply(self, updates: Sequence[tuple[Replica, Entry, Update]], *, checked: bool = False) -> list[Applied]:
-        """Apply updates, write them down, and hand them on. checked: see `Shard.apply`."""
-        done = [replica.shard.apply(update, checked=checked) for replica, _, update in updates]
+    def _apply(self, updates: Sequence[tuple[Replica, Entry, Update]]) -> list[Applied]:
+        """Apply updates, write them down, and hand them on."""
+        done = [replica.shard.apply(update) for replica, _, update in updates]
         new = [
             (replica, entry.kept(applied.position) if replica.hands_on else entry, applied)
             for (replica, entry, _), applied in zip(updates, done, strict=True)

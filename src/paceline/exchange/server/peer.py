@@ -19,7 +19,7 @@ from paceline.exchange.job import DenseTable
 from paceline.exchange.messages import Kind, unpacked
 from paceline.exchange.server.arena import Arena
 from paceline.exchange.server.copies import copied
-from paceline.exchange.server.entry import pushed, received
+from paceline.exchange.server.entry import cut, pushed, received
 from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.server.pending import PendingPush
 from paceline.exchange.server.requests import Changed, NotYet, Read, Refused
@@ -147,9 +147,10 @@ class Peer:
                 (keys,) = payload.tensors
                 out = self._arena.take(dtype, count, table.width)
             values.append(len(reads) if out is None else out)
-            for shard, begin, end in payload.slices:
-                wanted = None if keys is None else keys[begin:end]
-                reads.append(Read(shard, payload.table, end - begin, wanted, None if out is None else out[begin:end]))
+            wanted = [None] * len(payload.slices) if keys is None else cut(keys, payload.slices)
+            places = [None] * len(payload.slices) if out is None else cut(out, payload.slices)
+            for (shard, begin, end), its_keys, place in zip(payload.slices, wanted, places, strict=True):
+                reads.append(Read(shard, payload.table, end - begin, its_keys, place))
         return reads, values
 
     def _changed(self, frame: Frame) -> Frame:

@@ -42,11 +42,16 @@ class Clocks:
 
     def add(self, tasks: Iterable[int], position: int) -> None:
         """Note tasks as applied, by the update that the shard counts as `position`."""
-        before = self.completed
-        self._above.update(tasks)
-        while self._floor in self._above:
-            self._above.remove(self._floor)
-            self._floor += 1
+        before, floor, above = self.completed, self._floor, self._above
+        for task in tasks:
+            if task == floor:
+                floor += 1
+            else:
+                above.add(task)
+        while floor in above:
+            above.remove(floor)
+            floor += 1
+        self._floor = floor
         if self.completed == before:
             return
         first = max(before, self.completed - self._kept)

@@ -43,6 +43,7 @@ class Shard:
         self.job = job
         self.number = number
         self._position = 0
+        self._passed: Update | None = None  # `check` has let it pass, and nothing was applied since
         self._clocks = Clocks(job)
         self._sequences = Sequences()
         self._steps: dict[int, Step] = {}
@@ -126,22 +127,20 @@ class Shard:
         """
         if self._earlier(update) is None:
             self._checks.check(update, self._clocks, self._position)
+            self._passed = update
 
-    def apply(self, update: Update, *, checked: bool = False) -> Applied:
+    def apply(self, update: Update) -> Applied:
         """Apply an update, once. Its tensors may change afterwards.
-
-        Args:
-            update: what was pushed.
-            checked: `check` has passed it, and nothing has changed since.
 
         Raises:
             ExchangeError: as `check`; nothing was changed.
         """
-        earlier = self._earlier(update)
-        if earlier is not None:
-            return Applied(earlier, 0, True)
-        if not checked:
+        if update is not self._passed:
+            earlier = self._earlier(update)
+            if earlier is not None:
+                return Applied(earlier, 0, True)
             self._checks.check(update, self._clocks, self._position)
+        self._passed = None
         staleness = self._staleness(update)
         self._position += 1
         self._sequences.add(update.worker, update.sequence, self._position)

@@ -37,7 +37,8 @@ def route(keys: Tensor, shards: int, implementation: Implementation | None = Non
 def stray_key(keys: Tensor, shard: int, shards: int, implementation: Implementation | None = None) -> int | None:
     """Return the first key that is of another shard; None where all are of this one. keys: [n] int64."""
     _check(keys)
-    place = (implementation or chosen()).stray(keys.contiguous().numpy(), shard, shards)
+    array = (keys if keys.is_contiguous() else keys.contiguous()).numpy()
+    place = (implementation or chosen()).stray(array, shard, shards)
     return None if place < 0 else int(keys[place])
 
 

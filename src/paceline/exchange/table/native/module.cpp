@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "route.hpp"
 #include "rows.hpp"
 #include "shared.hpp"
@@ -21,6 +23,21 @@ using Array = py::array_t<T, py::array::c_style>;
 using Keys = Array<int64_t>;
 template <typename T>
 using Arrays = std::vector<Array<T>>;
+
+// Gives up the interpreter where the work takes longer than to have it back from another thread, which may keep it for
+// milliseconds.
+class Released {
+ public:
+  explicit Released(size_t elements) {
+    if (elements > kMost) {
+      released_.emplace();
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 32 << 10;
+  std::optional<py::gil_scoped_release> released_;
+};
 
 void check(bool right, const char* what) {
   if (!right) {
@@ -80,7 +97,7 @@ void bind_rows(py::module_& m, const char* name) {
           [](const Table& table, const Keys& keys, Array<T>& out) {
             check_rows(keys, out, table.width());
             T* data = out.mutable_data();
-            py::gil_scoped_release release;
+            const Released released(static_cast<size_t>(out.size()));
             return table.read(keys.data(), keys.size(), data);
           },
           py::arg("keys").noconvert(),
@@ -89,7 +106,7 @@ void bind_rows(py::module_& m, const char* name) {
           "update",
           [](Table& table, const Keys& keys, const Array<T>& gradients) {
             check_rows(keys, gradients, table.width());
-            py::gil_scoped_release release;
+            const Released released(static_cast<size_t>(gradients.size()));
             table.update(keys.data(), keys.size(), gradients.data());
           },
           py::arg("keys").noconvert(),
@@ -98,7 +115,7 @@ void bind_rows(py::module_& m, const char* name) {
           "add",
           [](Table& table, const Keys& keys, const Array<T>& differences) {
             check_rows(keys, differences, table.width());
-            py::gil_scoped_release release;
+            const Released released(static_cast<size_t>(differences.size()));
             table.add(keys.data(), keys.size(), differences.data());
           },
           py::arg("keys").noconvert(),
@@ -239,7 +256,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         check(order.size() == keys.size() && offsets.size() > 1, "keys and order do not fit");
         int64_t* to = order.mutable_data();
         int64_t* at = offsets.mutable_data();
-        py::gil_scoped_release release;
+        const Released released(static_cast<size_t>(keys.size()));
         paceline::route(keys.data(), keys.size(), offsets.size() - 1, to, at);
       },
       py::arg("keys").noconvert(),
@@ -262,7 +279,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "stray",
       [](const Keys& keys, uint64_t shard, uint64_t shards) {
-        py::gil_scoped_release release;
+        const Released released(static_cast<size_t>(keys.size()));
         return paceline::stray(keys.data(), keys.size(), shard, shards);
       },
       py::arg("keys").noconvert(),
