@@ -35,7 +35,7 @@ from paceline.exchange.job import Consistency, Job, Rule, SparseTable
 from paceline.exchange.server.server import Server
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.terms import Charter, Terms
-from paceline.exchange.view import Address, Move, View
+from paceline.exchange.view import Address, Move, Turn, View
 from paceline.exchange.wire.listen import Listener
 
 _SECRET: Final = b"of a benchmark"
@@ -212,6 +212,12 @@ class _Member:
         """See `membership.Member`."""
 
     def synced(self, move: Move) -> None:
+        """See `membership.Member`."""
+
+    def turned(self, turn: Turn) -> None:
+        """See `membership.Member`."""
+
+    def unreached(self, server: int) -> None:
         """See `membership.Member`."""
 
 
