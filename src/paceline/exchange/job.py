@@ -40,9 +40,9 @@ class Consistency:
     Attributes:
         mode: see there.
         bound: clocks by which a read may be behind; 0 under BSP, None under ASP.
-        fetch_every: tasks that a worker computes on one pull of dense tables (n_fetch of Downpour, Dean et al. 2012),
-            without steps of its own meanwhile, which that has. Rows are pulled for each task.
-        push_every: tasks whose mean gradient, by their weights, goes in one push (n_push there, where it is the sum).
+        fetch_every: tasks that a worker computes on what it fetched once (n_fetch of Downpour, Dean et al. 2012), with
+            steps of its own meanwhile, as there. Rows are fetched when they are first needed.
+        push_every: tasks of which the sum of gradients goes in one push (n_push there).
     """
 
     mode: Mode = Mode.BSP

@@ -39,13 +39,13 @@ class Evaluations(Listener):
 def learnt(overrides):
     """Train with one worker; return the last evaluation, and what shards hold."""
     recipe = load_recipe(RECIPE, overrides)
-    job = job_of(recipe, build_module(recipe))
-    kept = Kept(job, named_parameters(build_module(recipe)))
     steps = steps_of(recipe, len(open_sources(recipe)[0]))
-    dealing = Dealing(terms_of(recipe, steps).tasks, evaluate=[steps])
+    job, terms = job_of(recipe, build_module(recipe), steps), terms_of(recipe, steps)
+    kept = Kept(job, named_parameters(build_module(recipe)))
+    dealing = Dealing(terms.tasks, evaluate=[steps])
     noted = Evaluations()
     parts = build_parts(recipe, job, torch.device("cpu"))
-    given = {"validation": parts.validation, "listener": noted}
+    given = {"validation": parts.validation, "listener": noted, "ahead": terms.ahead}
     Worker(InMemory(kept, 0), dealing, parts.computer, parts.portions, **given).run()
     (report,) = noted.found
     return report, kept
@@ -55,10 +55,10 @@ def learnt(overrides):
 @pytest.mark.parametrize(
     ("epochs", "consistency", "table"),
     [
-        (1, "ssp(2)", "keys"),
+        (2, "'downpour(2, 2)'", "keys"),
         (2, "bsp", "{keys: keys, optimizer: {name: FTRL, lr: 1.0, l1: 0.001}}"),
     ],
-    ids=["Adagrad", "FTRL"],
+    ids=["Adagrad-downpour", "FTRL-bsp"],
 )
 def test_a9a_reaches_its_baseline_with_its_table_on_shards(epochs, consistency, table):
     server = f"server={{workers: 1, shards: 4, consistency: {consistency}, tables: {{weight.weight: {table}}}}}"
