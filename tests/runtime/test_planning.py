@@ -24,6 +24,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "programs"
 
 
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlacedModule]:
+    """A start that filled a cache, and where that is."""
+    folder = tmp_path_factory.mktemp("programs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", str(folder))
+        return folder, start()
+
+
+@pytest.fixture
+def first(cache: Path, before: tuple[Path, PlacedModule], monkeypatch: pytest.MonkeyPatch) -> PlacedModule:
+    """What a test starts after; its cache is filled."""
+    monkeypatch.setenv("PACELINE_CACHE", str(before[0]))
+    return before[1]
+
+
 def start(module: nn.Module | None = None, example: Any = None, mesh: str = "dp=2", **options: Any) -> PlacedModule:
     plan = Plan(Mesh.parse(mesh)).with_(**options)
     return parallelize(module or Stack(), example or batch(), plan, devices=["cpu"])
@@ -33,8 +49,8 @@ def was_captured(parallel: PlacedModule) -> bool:
     return parallel.startups[-1].capture_s > 0
 
 
-def test_a_second_start_needs_no_capture_and_runs_the_same() -> None:
-    first, second = start(), start()
+def test_a_second_start_needs_no_capture_and_runs_the_same(first: PlacedModule) -> None:
+    second = start()
     assert was_captured(first) and not was_captured(second)
     assert list(layout(first.step(*batch()))) == list(layout(second.step(*batch())))
     losses = [parallel(*batch()) for parallel in (first, second)]
@@ -60,13 +76,13 @@ OTHERS["frozen"]["module"].blocks[0].requires_grad_(False)
 
 
 @pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.usefixtures("first")
 def test_what_makes_another_program_is_captured(what: str) -> None:
-    start()
     assert was_captured(start(**OTHERS[what]))
 
 
+@pytest.mark.usefixtures("first")
 def test_other_weights_are_the_same_program() -> None:
-    start()
     module = Stack()
     with torch.no_grad():
         for parameter in module.parameters():
