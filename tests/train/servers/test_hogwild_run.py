@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from safetensors.torch import load_file
 
 from paceline.errors import ExchangeError
@@ -17,6 +13,7 @@ from paceline.exchange.shard.manifest import Manifest
 from paceline.train.metrics import read_metrics
 from paceline.train.servers.supervisor.joining import join_run
 from paceline.verify.server_replay import verify_replay
+from tests.train.servers.runs import started
 
 TOYS = Path(__file__).with_name("toys.py")
 RECIPE = {
@@ -29,24 +26,11 @@ RECIPE = {
 }
 
 
-def _train(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline.cli.main", "train", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_workers_share_memory_and_what_they_learnt_is_written(tmp_path: Path) -> None:
-    out, path = tmp_path / "run", tmp_path / "toy.yaml"
-    path.write_text(yaml.safe_dump(RECIPE))
-    said = _train(str(path), "--out", str(out))
-    assert "verify --replay" not in said
+    out = tmp_path / "run"
+    with started(out, recipe=RECIPE) as run:
+        assert run.finish() == 0, run.said
+    assert "verify --replay" not in run.said
     rows = read_metrics(out / "metrics.jsonl", "validation")  # one may begin early and end late
     last = max(rows, key=lambda row: row["step"])
     assert last["step"] == 60 and last["loss"] < 0.9
