@@ -16,7 +16,7 @@ from paceline.placement.redistribute import collective_of, is_redistribution, re
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import capture
 from paceline.program.program import Program
-from paceline.runtime.module import parallelize
+from paceline.runtime.module import place_in_process
 from paceline.runtime.step import Step
 
 
@@ -41,6 +41,11 @@ def _batch() -> tuple[Tensor]:
     return (torch.randint(64, (4, 64)),)
 
 
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return capture(Layers().double(), _batch())
+
+
 def _moves(program: Program, memory_bytes: int | None) -> Counter[str]:
     placed = place(program, Plan(Mesh.parse("tp=2"), memory_bytes=memory_bytes))
     nodes = [node for node in placed.program.graph.nodes if is_redistribution(node) and not node.meta["backward"]]
@@ -55,8 +60,7 @@ def _least(program: Program) -> int:
     return int(str(error.value).rpartition("at least ")[2].split(" ")[0].replace(",", ""))
 
 
-def test_norms_are_split_along_time_when_memory_asks_for_it() -> None:
-    program = capture(Layers(), _batch())
+def test_norms_are_split_along_time_when_memory_asks_for_it(program: Program) -> None:
     unlimited = _moves(program, None)
     assert unlimited == _moves(program, 1 << 30), "a limit that does not bind changes nothing"
     limited = _moves(program, int(_least(program) * 1.02))
@@ -64,13 +68,13 @@ def test_norms_are_split_along_time_when_memory_asks_for_it() -> None:
     assert limited["reduce_scatter"] >= 2 and limited["all_gather"] > unlimited["all_gather"]
 
 
-def test_a_limited_plan_equals_the_serial_module() -> None:
+def test_a_limited_plan_equals_the_serial_module(program: Program) -> None:
     module, batch = Layers().double(), _batch()
     serial = copy.deepcopy(module)
     serial(*batch).backward()
-    memory = int(_least(capture(module, batch)) * 1.05)
-    limited = parallelize(module, batch, Plan(Mesh.parse("tp=2"), memory_bytes=memory), devices=["cpu"] * 2)
-    kept = parallelize(copy.deepcopy(serial), batch, Plan(Mesh.parse("tp=2")), devices=["cpu"] * 2)
+    memory = int(_least(program) * 1.05)
+    limited = place_in_process(program, module, batch, Plan(Mesh.parse("tp=2"), memory_bytes=memory))
+    kept = place_in_process(program, copy.deepcopy(serial), batch, Plan(Mesh.parse("tp=2")))
     loss = limited(*batch)
     loss.backward()
     for shard in limited.shards():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from paceline.placement.redistribute import Collective, collective_of, is_redist
 from paceline.placement.windows import window
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import capture
-from paceline.program.program import Input, InputRole
-from paceline.runtime.module import parallelize
+from paceline.program.program import Input, InputRole, Program
+from paceline.runtime.module import parallelize, place_in_process
 from tests.ranks import ranks
 
 ours = torch.ops.paceline
@@ -81,8 +82,15 @@ def masked(time: int = 64, **options: Any) -> tuple[nn.Module, Any]:
     return Decoder(**options), {"ids": ids(time), "labels": ids(time).roll(-1, 1), "tokens": tokens}
 
 
-def placed(built: tuple[nn.Module, Any], mesh: str, memory_bytes: int | None = None) -> PlacedProgram:
-    return place(capture(*built), Plan(Mesh.parse(mesh), memory_bytes=memory_bytes))
+@cache
+def program(built: Callable[..., tuple[nn.Module, Any]], *, double: bool = False, **options: Any) -> Program:
+    """What is captured of such a model, once for all meshes."""
+    module, batch = built(**options)
+    return capture(module.double() if double else module, batch)
+
+
+def placed(found: Program, mesh: str, memory_bytes: int | None = None) -> PlacedProgram:
+    return place(found.copy(), Plan(Mesh.parse(mesh), memory_bytes=memory_bytes))
 
 
 def collectives(found: PlacedProgram, module: str) -> list[tuple[str, bool]]:
@@ -93,7 +101,7 @@ def collectives(found: PlacedProgram, module: str) -> list[tuple[str, bool]]:
 
 
 def test_keys_and_values_are_gathered_and_their_gradients_scattered() -> None:
-    found = placed(causal(256, blocks=2, width=64), "sp=2")
+    found = placed(program(causal, time=256, blocks=2, width=64), "sp=2")
     for block in ("blocks.0", "blocks.1"):
         assert sorted(collectives(found, block)) == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
     assert {n.target for n in found.program.graph.nodes} >= {
@@ -107,12 +115,12 @@ def test_keys_and_values_are_gathered_and_their_gradients_scattered() -> None:
     [(64, 2, 2), (128, 2, 4), (256, 2, 8), (512, 2, 8), (128, 4, 2), (64, 4, 1), (96, 2, 2), (32, 2, 1)],
 )
 def test_causal_attention_is_split_in_stripes(time: int, ranks: int, blocks: int) -> None:
-    found = placed(causal(time), f"sp={ranks}")
+    found = placed(program(causal, time=time), f"sp={ranks}")
     assert str(found.placements[Input(InputRole.BATCH, "ids")][0]) == (f"S1/{blocks}" if blocks > 1 else "S1")
 
 
 def test_a_mask_of_tokens_makes_rows_of_a_mask_and_nothing_of_it_travels() -> None:
-    found = placed(masked(256, width=64), "sp=2")
+    found = placed(program(masked, time=256, width=64), "sp=2")
     assert str(found.placements[Input(InputRole.BATCH, "ids")][0]) == "S1", "all rows see as much: no stripes"
     assert str(found.placements[Input(InputRole.BATCH, "tokens")][0]) == "R"
     assert sorted(collectives(found, "blocks.0")) == [("all_gather", False)] * 2 + [("reduce_scatter", True)] * 2
@@ -127,27 +135,35 @@ def test_a_mask_of_tokens_makes_rows_of_a_mask_and_nothing_of_it_travels() -> No
 
 
 def test_where_memory_is_limited_keys_and_values_go_round_a_ring() -> None:
-    found = placed(causal(groups=2), "sp=4", LITTLE)
+    found = placed(program(causal, groups=2), "sp=4", LITTLE)
     assert not collectives(found, "blocks.0"), "nothing is gathered"
     called = [n.target for n in found.program.graph.nodes]
     assert called.count(ours.ring_rows.default) == called.count(ours.ring_rows_backward.default) == 4
     assert called.count(window) == 3 + 3 + 4, "keys and values go round twice, their gradients home"
     sizes = {n.meta["val"].shape[2] for n in found.program.graph.nodes if n.target is window}
     assert sizes == {16}, "a quarter of the sequence"
-    assert window not in {n.target for n in placed(causal(groups=2), "sp=4").program.graph.nodes}
+    assert window not in {n.target for n in placed(program(causal, groups=2), "sp=4").program.graph.nodes}
 
 
 def assert_equals_serial(
-    module: nn.Module,
-    batch: dict[str, Tensor],
+    built: Callable[..., tuple[nn.Module, Any]],
     mesh: str,
     tolerance: float,
     memory_bytes: int | None = None,
-    devices: Sequence[str] | None = ("cpu",),
+    *,
+    in_processes: bool = False,
+    double: bool = True,
+    **options: Any,
 ) -> None:
     """One step with the same draws: the loss and every gradient."""
+    module, batch = built(**options)
+    module = module.double() if double else module
     plan = Plan(Mesh.parse(mesh), memory_bytes=memory_bytes)
-    parallel = parallelize(copy.deepcopy(module), batch, plan, devices=devices)
+    if in_processes:
+        parallel = parallelize(copy.deepcopy(module), batch, plan)
+    else:
+        captured = program(built, double=double, **options)
+        parallel = place_in_process(captured, copy.deepcopy(module), batch, plan)
     parallel.seed(3)
     torch.manual_seed(3)
     loss, expected = parallel(**batch), module(**batch)
@@ -164,26 +180,22 @@ def assert_equals_serial(
 
 @pytest.mark.parametrize("mesh", ["sp=4", "sp=2,tp=2", "tp=2,sp=2", "fsdp=2,sp=2"])
 def test_causal_attention_equals_serial(mesh: str) -> None:
-    module, batch = causal(groups=2, dropout=0.1)
-    assert_equals_serial(module.double(), batch, mesh, 1e-12)
+    assert_equals_serial(causal, mesh, 1e-12, groups=2, dropout=0.1)
 
 
 def test_it_equals_serial_in_float32_too() -> None:
-    assert_equals_serial(*causal(groups=2), "sp=2", 1e-5)
+    assert_equals_serial(causal, "sp=2", 1e-5, double=False, groups=2)
 
 
 def test_masked_attention_equals_serial() -> None:
-    module, batch = masked()
-    assert_equals_serial(module.double(), batch, "sp=2,tp=2", 1e-12)
+    assert_equals_serial(masked, "sp=2,tp=2", 1e-12)
 
 
 @pytest.mark.parametrize("mesh", ["sp=4", "sp=2,tp=2"])
 def test_the_ring_equals_serial(mesh: str) -> None:
-    module, batch = causal(groups=2)
-    assert_equals_serial(module.double(), batch, mesh, 1e-12, LITTLE)
+    assert_equals_serial(causal, mesh, 1e-12, LITTLE, groups=2)
 
 
 @ranks(3)
 def test_the_ring_equals_serial_between_processes(rank: int) -> None:
-    module, batch = causal(96, groups=2)
-    assert_equals_serial(module.double(), batch, "sp=3", 1e-12, LITTLE, devices=None)
+    assert_equals_serial(causal, "sp=3", 1e-12, LITTLE, in_processes=True, time=96, groups=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from paceline.placement.place import PlacedProgram, place
 from paceline.placement.placements import Partial, Shard
 from paceline.plan import Mesh, Plan
 from paceline.program.capture import batch_leaves, capture
-from paceline.program.program import InputRole, Output, OutputRole
+from paceline.program.program import InputRole, Output, OutputRole, Program
 from paceline.program.stages import Part, Pipeline, cut
 from paceline.runtime.inprocess import InProcessExecutor
 from paceline.runtime.passes.communicate import communicate
@@ -25,17 +26,21 @@ from tests.program.stages.serially import check
 CPU = [torch.device("cpu")]
 
 
+@cache
+def captured() -> tuple[nn.Module, Any, Program]:
+    torch.manual_seed(0)
+    module, batch = in_double(*recipe.build(width=16, layers=3, heads=2, context=8, dropout=0.0, tied=True, batch=4))
+    return module, batch, capture(module, batch)
+
+
 class Placed:
     """A GPT on a mesh, cut, and run for one micro-batch by all ranks in one process."""
 
     def __init__(self, mesh: str, count: int, zero: int = 2, **options: Any) -> None:
-        torch.manual_seed(0)
-        module, self.batch = in_double(
-            *recipe.build(width=16, layers=3, heads=2, context=8, dropout=0.0, tied=True, batch=4)
-        )
+        module, self.batch, program = captured()
         self.module = module
         self.mesh = Mesh.parse(mesh)
-        self.placed: PlacedProgram = place(capture(module, self.batch), Plan(self.mesh))
+        self.placed: PlacedProgram = place(program.copy(), Plan(self.mesh))
         if zero == 3:
             regather_parameters(self.placed.program)
         self.pipeline: Pipeline = cut(self.placed.program, count, split_backward=True, **options)
