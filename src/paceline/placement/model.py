@@ -135,6 +135,8 @@ class Model:
         return any(self.members[group][0].meta.get("backward") for group in self._standing[number, place])
 
     def _conversion(self, ref: Ref, source: Placement, target: Placement) -> float:
+        if source == target:
+            return 0.0
         itemsize = ref.value.element_size()
         return self._costs.redistribution(ref.bytes, source, target, self._problem.parts, itemsize=itemsize)
 

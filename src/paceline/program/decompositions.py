@@ -7,6 +7,7 @@ with the same use of the generator as the eager operator, and a product.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -203,6 +204,12 @@ def _batch_norm_backward(
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions used by every capture."""
+    return dict(_table())
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    """Make them once: to look them up in PyTorch takes as long as to trace some operators."""
     from_torch = get_decompositions(
         [
             aten.mse_loss,
