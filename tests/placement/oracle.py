@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +40,12 @@ class Instance:
         name = str(self.call.target)
         seeded = torch.Tag.nondeterministic_seeded in self.call.target.tags
         return (seeded and "attention" not in name) or "empty" in name
+
+    @cached_property
+    def scales(self) -> tuple[float, ...]:
+        """What errors of each result are measured by: sums that cancel are compared on the scale of their terms."""
+        terms = 1e-3 * _largest(self.tensors)
+        return tuple(max(_largest([r]), terms, 1e-12) if isinstance(r, Tensor) else 1.0 for r in self.results)
 
 
 def instance(target: Any, *args: Any, **kwargs: Any) -> Instance:
@@ -189,9 +196,7 @@ def _fault(instance: Instance, rule: Rule, strategy: Strategy, parts: int) -> st
         got = join([results[index] for results in local], placement)
         if got.shape != want.shape:
             return f"output {index} has shape {tuple(got.shape)}, not {tuple(want.shape)}"
-        # sums that cancel are compared on the scale of their terms
-        scale = max(_largest([want]), 1e-3 * _largest(instance.tensors), 1e-12)
-        if not torch.allclose(got, want, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True):
+        if not torch.allclose(got, want, rtol=0.0, atol=TOLERANCE * instance.scales[index], equal_nan=True):
             return f"output {index} is wrong"
     return None
 
