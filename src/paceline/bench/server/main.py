@@ -2,9 +2,9 @@
 
 It has parts, each in a module of its own and with its own settings (`--set key=value`); `parts` says which are run.
 `transports`: push and pull of tensors and rows by each transport, the raw limits, and peers, in one run. `messages`:
-rows pulled and pushed through a server. `rows`: rows read and updated in the table itself, by one core. `compression`: how small and how fast. `recovery`: stalls after
-kills, and how long who joins takes. `ctr`: samples a second of the recipe of clicks. `straggler`: what a slow worker
-costs the others.
+rows pulled and pushed through a server. `rows`: rows read and updated in the table itself, by one core. `compression`:
+how small and how fast. `recovery`: stalls after kills, and how long who joins takes. `ctr`: samples a second of the
+recipe of clicks. `straggler`: what a slow worker costs the others.
 """
 
 from __future__ import annotations
