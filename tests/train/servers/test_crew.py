@@ -12,10 +12,11 @@ from paceline.exchange.job import DenseTable, Job, Rule, SparseTable
 from paceline.plan import Mesh, PipelinePlan, Plan
 from paceline.runtime.job.world import World
 from paceline.runtime.module import parallelize
+from paceline.train.data.order import Cut
 from paceline.train.data.source import DatasetSource
 from paceline.train.servers.worker.averaging import LocalSteps
 from paceline.train.servers.worker.crew import Leader, follow
-from paceline.train.servers.worker.replica import Replica, plain
+from paceline.train.servers.worker.replica import Replica, plain, some_of
 from paceline.train.servers.worker.reports import EvaluationReport, Listener
 from paceline.train.servers.worker.samples import TaskSamples
 from paceline.train.servers.worker.worker import Worker
@@ -153,8 +154,9 @@ def test_a_crew_may_have_sparse_tables(world: World, mesh: Mesh) -> None:
     read = TaskSamples(points, BATCH, 1)
     kept = Kept(job, {name: p.detach().clone() for name, p in began.items()})
     working_set = WorkingSet(user_module, {"words.weight": "ids"}, read.example())
-    module = parallelize(user_module, plain(working_set.take(read.example()).batch), Plan(mesh))
-    replica = Replica(module, user_module, job, working_set=working_set)
+    example = some_of(plain(working_set.take(read.example()).batch), slice(BATCH // 2))
+    module = parallelize(user_module, example, Plan(mesh))
+    replica = Replica(module, user_module, job, working_set=working_set, cut=Cut(BATCH, BATCH, 2, 2))
     if world.rank:
         follow(replica, read.portions, lambda: read.portions(0))
         return

@@ -55,7 +55,6 @@ def load(tmp_path: Path) -> Load:
         (["server.average_every=5"], ["train.steps is 12", "every 5 steps"]),
         (["server.deployment=groups", "server.groups=3"], ["which 3 groups do not divide"]),
         (["server.pieces=3"], ["train.batch is 16", "a multiple of 3"]),
-        (["server.tables={emb: ids}", "train.micro_batches=2"], ["server.pieces", "2 micro-batches"]),
         (["train.clip=1.0"], ["train.clip", "mean of 4 tasks", "asp"]),
         (["train.clip=1.0", "server.consistency=asp", "server.tables={emb: i}", "server.sparse=bsp"], ["train.clip"]),
         (["train.trace=[1]"], ["train.trace", "leave it out"]),

@@ -56,12 +56,6 @@ def _check_step(recipe: Recipe, server: ServerSection) -> None:
             f"a multiple of {unit}.",
             "train.batch",
         )
-    if server.tables and settings.micro_batches > 1:
-        raise complaint(
-            "tasks of sparse tables are computed in one: take more of them (server.pieces) in place of "
-            f"{settings.micro_batches} micro-batches.",
-            "train.micro_batches",
-        )
     every = server.average_every or 1
     if settings.steps is not None and settings.steps % every:
         raise complaint(

@@ -15,6 +15,7 @@ from paceline.runtime.interface import ParallelModule
 from paceline.runtime.module import parallelize
 from paceline.train.classification import Scorer
 from paceline.train.data import Loader, MicroBatch, Source, open_source
+from paceline.train.data.order import Cut
 from paceline.train.model import InFloat64, build_module
 from paceline.train.optim import build_optimizer
 from paceline.train.recipe import Recipe
@@ -22,7 +23,7 @@ from paceline.train.servers.recipe.job import groups_of, steps_of
 from paceline.train.servers.recipe.rates import factors_of
 from paceline.train.servers.worker.averaging import LocalSteps
 from paceline.train.servers.worker.computer import Computer
-from paceline.train.servers.worker.replica import Replica, plain
+from paceline.train.servers.worker.replica import Replica, plain, some_of
 from paceline.train.servers.worker.samples import TaskSamples
 from paceline.train.servers.worker.working_set import WorkingSet
 
@@ -79,14 +80,14 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
     settings, parts = recipe.train, recipe.mesh.batch_parts
     source, held_out = open_sources(recipe)
 
-    def samples(shard: tuple[int, int], divisor: int) -> TaskSamples:
+    def samples(shard: tuple[int, int], divisor: int, micro_batches: int) -> TaskSamples:
         pieces = server.tasks_of_a_step
         group_size = pieces // groups_of(server)
         return TaskSamples(
             source,
             settings.batch,
             pieces,
-            settings.micro_batches,
+            micro_batches,
             seed=recipe.seed,
             shard=shard,
             divisor=divisor,
@@ -96,11 +97,13 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
 
     user_module = build_module(recipe).to(device)
     buffers = {name for name, _ in user_module.named_buffers(remove_duplicate=False)} & user_module.state_dict().keys()
-    example = samples((0, 1), parts).example()
+    task = settings.batch // server.tasks_of_a_step  # samples
+    cut = Cut(task, task, settings.micro_batches, parts)
+    example = samples((0, 1), 1, 1 if server.tables else settings.micro_batches).example()
     working_set = None
-    if server.tables:
+    if server.tables:  # of all rows of a task, whatever it is computed in
         working_set = WorkingSet(user_module, {name: table.keys for name, table in server.tables.items()}, example)
-        example = plain(working_set.take(example).batch)
+        example = some_of(plain(working_set.take(example).batch), slice(task // settings.micro_batches))
     module = parallelize(
         user_module,
         example,
@@ -116,7 +119,7 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
     if section is not None and section.scores is not None and 0 in module.ranks:
         scorer = Scorer(user_module, section.scores, section.labels)
     whole = working_set is not None or (scored and not module.peers.alone)  # what keys and scores are of
-    shard = ((0, 1), 1) if whole else (module.input_shard, parts)
+    given: tuple[tuple[int, int], int] = ((0, 1), 1) if whole else (module.input_shard, parts)
     replica = Replica(
         module,
         user_module,
@@ -125,10 +128,10 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         equal=equal,
         working_set=working_set,
         scorer=scorer,
-        whole=whole,
+        cut=cut if whole else None,
         clip=settings.clip,
     )
-    read = samples(*shard)
+    read = samples(*given, 1 if whole else settings.micro_batches)
     computer: Computer = replica
     if server.average_every is not None:
         optimizer = build_optimizer(
@@ -140,7 +143,7 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         module,
         computer,
         read.portions if computer is replica else _nothing,
-        _validation(recipe, held_out, *shard),
+        _validation(recipe, held_out, *given),
         frozenset(buffers),
     )
 

@@ -22,6 +22,7 @@ from paceline.runtime.module import PlacedModule
 from paceline.runtime.state import Shard
 from paceline.train.classification import Scorer
 from paceline.train.data import Batch, MicroBatch
+from paceline.train.data.order import Cut
 from paceline.train.loop import derived_seed
 from paceline.train.servers.worker.computer import Computed, Evaluated, Prepared
 from paceline.train.servers.worker.pieces import pieces_of
@@ -42,7 +43,8 @@ class Replica:
         equal: micro-batches count alike, whatever their losses are means over.
         working_set: of `user_module`, where it has sparse tables.
         scorer: scores held-out data by a method of `user_module`.
-        whole: samples are given whole, and not just those of this process; with a working set they always are.
+        cut: samples of a task are given whole and in one, as a working set wants them, and are cut here so, into
+            micro-batches and what of these is of this process; None: they are given as they are computed.
         clip: largest global norm of a task's gradient; None: any.
     """
 
@@ -56,7 +58,7 @@ class Replica:
         equal: bool = False,
         working_set: WorkingSet | None = None,
         scorer: Scorer | None = None,
-        whole: bool = False,
+        cut: Cut | None = None,
         clip: float | None = None,
     ) -> None:
         self._clip = clip
@@ -66,7 +68,7 @@ class Replica:
         self._equal = equal
         self._working_set = working_set
         self._scorer = scorer
-        self._given_whole = whole or working_set is not None
+        self._cut = cut
         self._number = {table.name: index for index, table in enumerate(job.tables)}
         self.dense = tuple(index for index, table in enumerate(job.tables) if isinstance(table, DenseTable))
         self.sparse = tuple(index for index in self._number.values() if index not in self.dense)
@@ -101,21 +103,21 @@ class Replica:
     def prepare(self, portions: Sequence[MicroBatch]) -> Prepared:
         """Make the samples of a task ready; any thread may, while another task is computed."""
         if self._working_set is None or not portions:
-            return Prepared(list(map(self._own, portions)), None, {})
+            return Prepared([part for portion in portions for part in self._parts(portion)], None, {})
         (portion,) = portions
         taken = self._working_set.take(portion.batch)
         keys = {self._number[name]: some for name, some in taken.keys.items()}
-        return Prepared([self._own(replace(portion, batch=plain(taken.batch)))], taken, keys)
+        return Prepared(self._parts(replace(portion, batch=plain(taken.batch))), taken, keys)
 
-    def _own(self, portion: MicroBatch) -> MicroBatch:
-        """Return what this process computes of a portion; all of it where there are too few samples to divide."""
-        if not self._given_whole:
-            return portion
-        if portion.samples % self.module.mesh.batch_parts:
-            return replace(portion, whole=True)
-        index, count = self.module.input_shard
-        share = portion.samples // count
-        return replace(portion, batch=_cut(portion.batch, slice(index * share, (index + 1) * share)))
+    def _parts(self, portion: MicroBatch) -> list[MicroBatch]:
+        """Return what this process computes of what it was given."""
+        if self._cut is None:
+            return [portion]
+        shard = self.module.input_shard
+        return [
+            MicroBatch(some_of(portion.batch, part.of_rank(*shard)), part.whole, part.samples)
+            for part in replace(self._cut, length=portion.samples).parts(0)
+        ]
 
     def take(self, prepared: Prepared) -> RowsWanted:
         """Begin with a task; return keys ([n]) and room ([n, width]) of the rows that it needs, by table."""
@@ -225,7 +227,8 @@ def plain(batch: Mapping[str, Any] | tuple[Any, ...]) -> Batch:
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def _cut(batch: Batch, samples: slice) -> Batch:
+def some_of(batch: Batch, samples: slice) -> Batch:
+    """Return some samples of a batch."""
     if isinstance(batch, Mapping):
         return {name: tensor[samples] for name, tensor in batch.items()}
     return tuple(tensor[samples] for tensor in batch)
