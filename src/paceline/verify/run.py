@@ -32,7 +32,7 @@ from paceline.runtime.pipeline.scheduling import Schedules
 from paceline.verify import asynchronous
 from paceline.verify.compare import Difference, Key, differences, gaps
 from paceline.verify.division import Programs, division_for, weight_of
-from paceline.verify.locate import first_difference
+from paceline.verify.locate import FirstDifference, first_difference
 from paceline.verify.precision import Precision
 from paceline.verify.ranks import REFERENCE, START, Finding, Job, find_in_process, finding_file, trained_file
 from paceline.verify.report import Flow, Report
@@ -136,8 +136,12 @@ class Comparison:
         if report.plan_equal:
             return report
         self._tell("looking for the first difference along the program")
-        inner = plan.with_(mesh=plan.mesh.inner)
-        return replace(report, first=first_difference(serial.program, serial.module, serial.batch, inner))
+        return replace(report, first=self.located(plan))
+
+    def located(self, plan: Plan) -> FirstDifference | None:
+        """Return where a plan first differs from the captured program, or None where one process shows nothing."""
+        serial, inner = self._serial(plan), plan.with_(mesh=plan.mesh.inner)
+        return first_difference(serial.program, serial.module, serial.batch, inner)
 
     def _replayed(self, plan: Plan, launch: Launch, backend: Choice) -> Report:
         """Train by an asynchronous plan, and compare with a serial replay of what its ranks logged."""
