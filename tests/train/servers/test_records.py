@@ -11,8 +11,8 @@ from paceline.train.data.source import DatasetSource
 from paceline.train.servers.watch.steps import Steps
 from paceline.train.servers.watch.view import staleness_words
 from paceline.train.servers.worker.records import RecordFile, RecordReader, threads_of
-from paceline.train.servers.worker.samples import TaskSamples, samples_of_step
 from paceline.train.servers.worker.reports import EvaluationReport, TaskReport
+from paceline.train.servers.worker.samples import TaskSamples, samples_of_step
 from tests.train.servers.toys import Points
 
 

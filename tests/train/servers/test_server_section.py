@@ -12,7 +12,8 @@ from torch import nn
 from paceline.errors import ExchangeError, RecipeError
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Mode, Rule, SparseTable
 from paceline.train.recipe import Recipe, load_recipe, to_yaml
-from paceline.train.servers.recipe.job import global_job, job_of, steps_of, terms_of
+from paceline.train.servers.recipe.groups import global_job
+from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
 from paceline.train.servers.recipe.rules import rule_of
 
 Load = Callable[..., Recipe]
@@ -67,6 +68,8 @@ def load(tmp_path: Path) -> Load:
         (["mesh=tp=2", "train.validate={every: 5, scores: odds}"], ["scores", "'tp' splits it", "launch: inprocess"]),
         (["mesh=pp=2", "plan.pipeline.schedule=pipedream"], ["update themselves", "1f1b"]),
         (["server.consistency=hogwild", "server.damp_stale=true"], ["there are none"]),
+        (["server.durable=true", "server.log=false"], ["about logs"]),
+        (["server.lease_s=0"], ["server.lease_s", "0.1"]),
     ],
 )
 def test_faults_are_named_with_what_to_do(load: Load, overrides: list[str], words: list[str]) -> None:
