@@ -24,6 +24,7 @@ from paceline.exchange.interface import Deal, Order
 from paceline.exchange.membership.member import Fenced, Member
 from paceline.exchange.membership.observer import Observer
 from paceline.exchange.membership.seats import Role
+from paceline.exchange.shard.manifest import whole_snapshots
 from paceline.exchange.shard.whole import read_tables
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.groups import cuts
@@ -77,9 +78,13 @@ class _Exchange:
             time.sleep(_POLL_S)
 
     def wait(self, clock: int) -> bool:
-        """Return once all tasks of clocks below `clock` are done, and whether the job goes on."""
-        status = self.until(lambda now: now["state"] == "finished" or now["tasks"]["clock"] >= clock)
-        return bool(status["state"] != "finished" and clock < self.clocks)
+        """Return once all tasks of clocks below `clock` are done, or all there are, and whether there are more.
+
+        Once there are none, the snapshot of the end may have been taken, and a meeting would be after that.
+        """
+        wanted = min(clock, self.clocks)
+        status = self.until(lambda now: bool(now["tasks"]["clock"] >= wanted))
+        return bool(status["tasks"]["clock"] < self.clocks)
 
     def join(self, id: int, pushed: int) -> tuple[Member, ServerExchange]:
         """Become a member that pushes under an id; pushed: so many times before."""
@@ -128,9 +133,9 @@ class Life:
         self._ledger = Ledger(self._below.directory.root, logged=self._below.charter.log)
         last = self._ledger.last()
         pushed = last.number - (last.kind is not Kind.BEGAN)
-        self._member, exchange = self._above.join(bridge_id(group), pushed)
+        self._member, self._exchange = self._above.join(bridge_id(group), pushed)
         self._members.append(self._member)
-        self._bridge = Bridge(group, groups, Servers(exchange, last.above), self._ledger)
+        self._bridge = Bridge(group, groups, Servers(self._exchange, last.above), self._ledger)
         self._pushed = pushed
 
     @property
@@ -156,9 +161,12 @@ class Life:
             self._met()
             while self._below.wait((self._number + 1) * self._every):
                 self._let_others_come()
+                began = time.monotonic()
                 with self._leaving:
                     self._bridge.meet(inside)
-                log.info("meeting %d, after step %d", self._number, self._number * self._every)
+                took_s = time.monotonic() - began
+                log.info("meeting %d, after step %d, took %.3f s", self._number, self._number * self._every, took_s)
+                member.report(exchange.figures())
                 self._met()
         finally:
             exchange.close()
@@ -207,19 +215,23 @@ class Life:
         elif self._is_kept(last.number) and last.number not in cuts.kept(directory):
             self._keep(last.number)
         first = self._above.charter.job.clock(self._above.charter.terms.first_task)
+        self._member.report(self._exchange.figures())
         tasks = (task_of(number, self._group, self._groups) for number in range(first + 1, last.number + 1))
         self._member.done([Deal(Order.TASK, task) for task in tasks])
 
     def _keep(self, number: int) -> None:
         """Keep a snapshot of the group with this meeting; none if it could not be written until the next is due."""
         clock, next_clock = number * self._every, number * self._every + self._below.charter.terms.snapshot_every
+        directory = self._below.directory
 
         def is_settled(now: Mapping[str, Any]) -> bool:
-            return bool(_newest(now)[1] >= clock or now["tasks"]["clock"] >= next_clock)
+            at = now["tasks"]["clock"]
+            return bool(now["state"] == "finished" or _newest_clock(now) >= clock or at >= next_clock)
 
-        while (newest := _newest(self._below.until(is_settled)))[1] >= clock:
+        status = self._below.until(is_settled)
+        while status["state"] == "finished" or _newest_clock(status) >= clock:
             with suppress(FileNotFoundError):  # it was deleted for a newer one
-                cuts.keep(self._below.directory, self._below.directory.snapshot(newest[0]))
+                cuts.keep(directory, directory.snapshot(whole_snapshots(directory.snapshots)[-1]))
                 return
         log.warning("there is no snapshot of the group after step %d to go on from", clock)
 
@@ -233,9 +245,9 @@ class Life:
         self._member.leave()
 
 
-def _newest(status: Mapping[str, Any]) -> tuple[int, int]:
-    """Return number and clock of the newest snapshot that the coordinator tells of."""
-    return max(((one["number"], one["clock"]) for one in status["snapshots"]), default=(-1, -1))
+def _newest_clock(status: Mapping[str, Any]) -> int:
+    """Return the clock of the newest snapshot that the coordinator tells of."""
+    return max((int(one["clock"]) for one in status["snapshots"]), default=-1)
 
 
 def main() -> None:

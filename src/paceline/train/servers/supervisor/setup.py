@@ -122,7 +122,10 @@ def _groups_go_on(run: RunDirectory, server: ServerSection, job: Job, terms: Ter
     directory, there = exchange_of(run), [exchange_of(run, number) for number in range(server.groups)]
     snapshot, cuts = choose(directory, there)
     over, its_terms = global_job(job, server.groups), global_terms(server, terms, job)
-    if all(Manifest.read(cut.snapshot).first_task >= terms.tasks for cut in cuts):
+    done = [Manifest.read(cut.snapshot).first_task for cut in cuts]
+    if max(done) > terms.tasks:
+        raise _at_its_end(terms, job)
+    if min(done) == terms.tasks:
         if Manifest.read(snapshot).first_task >= its_terms.tasks:
             raise _at_its_end(terms, job)
     else:  # there is something to meet about
