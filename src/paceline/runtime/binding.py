@@ -101,7 +101,7 @@ class _Binder:
         self.graph = Graph()
         self.graph.output(self.graph.graph_copy(graph, {}))
         self.root = nn.Module()
-        self.bindings = {
+        self.bindings: dict[Any, Callable[[Node], Node]] = {
             collectives.all_reduce: self._all_reduce,
             collectives.all_reduce_in_place: self._all_reduce,
             collectives.all_reduce_max: self._all_reduce_max,

@@ -22,7 +22,8 @@ def embedding_dense_backward(gradient: Tensor, indices: Tensor, rows: int, paddi
     width, threads = gradient.shape[-1], torch.get_num_threads()
     exact = gradient.dtype in (torch.float32, torch.float64)  # the others are rounded on the way
     if gradient.device.type != "cpu" or scaled or not exact or (threads > 1 and width * threads > _NARROW):
-        return torch.ops.aten.embedding_dense_backward(gradient, indices, rows, padding, scaled)
+        found: Tensor = torch.ops.aten.embedding_dense_backward(gradient, indices, rows, padding, scaled)
+        return found
     sums = gradient.new_zeros(rows, width).index_add_(0, indices.reshape(-1), gradient.reshape(-1, width))
     if padding >= 0:
         sums[padding] = 0
