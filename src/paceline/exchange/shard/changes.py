@@ -1,4 +1,4 @@
-"""Which rows of a table tasks have changed lately, for who carries changes elsewhere. May name too many, never too few."""
+"""Which rows of a table tasks have changed lately, for who carries them elsewhere. May name too many, never too few."""
 
 from __future__ import annotations
 
@@ -61,4 +61,5 @@ class Changes:
                 break
             if change.worker != other_than:
                 found.append(change.keys)
-        return torch.unique(torch.cat(found))
+        each: Tensor = torch.unique(torch.cat(found))
+        return each
