@@ -40,8 +40,8 @@ def test_a_step_is_there_once_all_its_tasks_are_each_of_them_once() -> None:
     steps = Steps(pieces=2, steps=4, every=1, rates=[0.4, 0.3, 0.2, 0.1], samples=[4, 3, 1].__getitem__)
 
     def take(number: int, loss: float | None, weight: float = 1.0) -> list[tuple[int, float, float, str]]:
-        found = steps.take({"task": number, "loss": loss, "weight": weight, "memory_bytes": 5})
-        assert all(report.lr == [0.4, 0.3, 0.2, 0.1][report.step - 1] for report in found)
+        found = list(steps.take({"task": number, "loss": loss, "weight": weight, "memory_bytes": 5}))
+        assert all(report.learning_rate == [0.4, 0.3, 0.2, 0.1][report.step - 1] for report in found)
         return [(report.step, report.loss, report.weight, report.unit) for report in found]
 
     assert take(2, 4.0) == take(3, 8.0) == take(1, 3.0, 3.0) == []
