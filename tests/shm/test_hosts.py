@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from datetime import timedelta
+from multiprocessing.connection import Connection
 
 import pytest
 import torch.distributed as dist
 
 from paceline.errors import LaunchError
 from paceline.shm.hosts import Layout, grouped, identity, layout
-from tests.shm.spanning import no_namespaces, two_namespaces
+from tests.ranks import PRELOAD
+from tests.shm.spanning import Namespace, no_namespaces, two_namespaces
 
 
 def test_ranks_are_grouped_in_the_order_of_their_first():
@@ -70,11 +71,23 @@ def test_by_default_the_host_is_this_one():
     assert layout(dist.HashStore(), 0, 1).hosts == ((0,),)
 
 
-def _identity_from(*command: str) -> str:
-    code = "from paceline.shm.hosts import identity; print(identity())"
-    return subprocess.run(
-        [*command, sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    ).stdout.strip()
+def _identity_from(namespace: Namespace | None = None) -> str:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_tell_identity, args=(theirs, namespace))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()  # EOFError if it fails, whose reason it prints
+    finally:
+        process.join()
+
+
+def _tell_identity(pipe: Connection, namespace: Namespace | None) -> None:
+    if namespace is not None:
+        namespace.enter()
+    pipe.send(identity())
 
 
 def test_processes_of_one_host_have_one_identity_and_other_namespaces_another():
@@ -83,6 +96,6 @@ def test_processes_of_one_host_have_one_identity_and_other_namespaces_another():
     if reason is not None:
         pytest.skip(reason)
     with two_namespaces() as (a, b):
-        theirs = [_identity_from(*one.command()) for one in (a, b)]
+        theirs = [_identity_from(one) for one in (a, b)]
     assert len({*theirs, identity()}) == 3
     assert f"uid:{os.geteuid()}" in theirs[0]
