@@ -103,7 +103,8 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    # Asked for only where it is needed: it starts a process.
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "") or platform.processor()
 
 
 @contextmanager

@@ -119,7 +119,8 @@ class Checks:
                     f"for table {kept.name}; it is dense, and [{self._counts[table]}] elements of it are here."
                 )
             return
-        if keys is None or keys.dtype is not torch.int64 or keys.ndim != 1 or values.shape != (len(keys), kept.width):
+        right = keys is not None and keys.dtype is torch.int64 and keys.ndim == 1
+        if keys is None or not right or values.shape != (keys.shape[0], kept.width):
             given = "no keys" if keys is None else f"keys {keys.dtype} {list(keys.shape)}"
             raise ExchangeError(
                 f"{self._name(update)} has {given} and values {list(values.shape)} for table {kept.name}; it takes "
