@@ -114,7 +114,7 @@ def _be_alone(streams: Sequence[str | Connection], environment: dict[str, str]) 
             stream = Connection(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), readable=False)
         os.dup2(stream.fileno(), number)
         stream.close()
-    # pytest's capture went into the server
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", buffering=1) for n in (1, 2))
+    # pytest's capture went into the server; who forks from here redirects these two numbers, and no others
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
