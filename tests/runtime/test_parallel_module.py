@@ -16,6 +16,7 @@ from paceline.plan import Mesh, Plan
 from paceline.runtime.job.world import World
 from paceline.runtime.module import PlacedModule, parallelize
 from tests.ranks import ranks
+from tests.runtime.kept import kept_programs
 
 MESHES = ["serial", "dp=2", "fsdp=2", "fsdp=3", "dp=2,fsdp=2", "fsdp=2,dp=3"]
 DOUBLE = torch.float64
@@ -60,7 +61,8 @@ def pair(mesh: str, make: Callable[[], nn.Module] = Net, **options: Any) -> tupl
     """The serial module, and a copy of it split over a mesh in this process."""
     serial = make()
     plan = Plan(Mesh.parse(mesh)).with_(**options)
-    return serial, parallelize(copy.deepcopy(serial), batch(), plan, devices=["cpu"])
+    with kept_programs():
+        return serial, parallelize(copy.deepcopy(serial), batch(), plan, devices=["cpu"])
 
 
 def user_name(name: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
-from scipy.sparse import csr_matrix
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 _MICROSECONDS = 1e6
 _GAP = 1e-3
@@ -75,6 +76,10 @@ class IntegerProgram:
         return math.inf if result.x is None else float(result.fun) * unit
 
     def _run(self, costs: Vector, whole: Sequence[int]) -> OptimizeResult:
+        # Loaded by those that place a program; all others, which read one, start without.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_matrix
+
         rows, columns, values = self._entries
         matrix = csr_matrix((values, (rows, columns)), shape=(len(self._low), len(self.costs)))
         return milp(
