@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from paceline.cluster.cluster import Measured
 from paceline.cluster.fabric import Fabric, Level
@@ -29,6 +28,8 @@ class FittedLink:
 
 def fit_link(points: Points) -> FittedLink:
     """Return the latency and the seconds of a byte that explain all sizes, by their relative errors."""
+    from scipy.optimize import nnls  # which takes a while to load
+
     sizes, seconds = (np.array(values) for values in zip(*points, strict=True))
     (latency, per_byte), _ = nnls(np.column_stack([1 / seconds, sizes / seconds]), np.ones(len(sizes)))
     found = latency + per_byte * sizes

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from paceline.cluster.cluster import Device
 from paceline.cluster.rates import Rates
@@ -84,6 +83,8 @@ def fit_device(name: str, seconds: Mapping[Probe, float], memory_bytes: float, s
     def misses(point: Numbers) -> Numbers:
         rates = replace(Rates(), **_by_name(names, point))
         return np.asarray(measured - np.log([estimated(probe, replace(bare, rates=rates)) for probe in told]))
+
+    from scipy.optimize import least_squares  # which takes a while to load
 
     found = least_squares(
         lambda point: np.concatenate([misses(point) / _NOISE, (point - centre) / width]), centre, loss="soft_l1"

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.rates import Rates
@@ -139,6 +138,8 @@ def fit(rows: Sequence[Measured], start: Rates, *, priors: Mapping[str, Prior] =
 
     def objective(point: Numbers) -> Numbers:
         return np.concatenate([misses(point) / NOISE, hold * (point - centre) / width])
+
+    from scipy.optimize import least_squares  # which takes a while to load
 
     found = least_squares(objective, centre, loss="soft_l1", max_nfev=100)
     shown = found.jac[: -len(names)]  # by rows alone
