@@ -74,8 +74,8 @@ def keep(directory: Directory, snapshot: Path) -> None:
     number = ledger.last().number
     folder = _folder(directory)
     draft, place = folder / f".{number}", folder / str(number)
-    for path in (draft, place):
-        shutil.rmtree(path, ignore_errors=True)
+    _remove(place)
+    shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     linked(snapshot, draft / snapshot.name)
     os.link(ledger.path, draft / ledger.path.name)
@@ -86,7 +86,16 @@ def keep(directory: Directory, snapshot: Path) -> None:
     draft.rename(place)
     settle(folder)
     for old in sorted(kept(directory))[:-_KEPT]:
-        shutil.rmtree(folder / str(old), ignore_errors=True)
+        _remove(folder / str(old))
+
+
+def _remove(cut: Path) -> None:
+    """Remove a cut, if it is there; whoever dies in the midst of it leaves none that is half there."""
+    gone = cut.with_name(f".{cut.name}")
+    shutil.rmtree(gone, ignore_errors=True)
+    if cut.exists():
+        cut.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def kept(directory: Directory) -> list[int]:
