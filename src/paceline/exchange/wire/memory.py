@@ -75,16 +75,17 @@ class Memory:
             self._most, self._frames = total, 0
         if total > len(self._held):
             self._held = memoryview(bytearray())  # the old one goes first
-            self._held = _allocated(max(total, _SMALLEST))
+            self._held = _allocated(max(total, _SMALLEST), sum(counts))
         pieces = [self._held[start : start + count] for start, count in zip(starts, counts, strict=True) if count]
         return tensors_in(self._held, metas, starts), pieces
 
 
-def _allocated(count: int) -> memoryview:
+def _allocated(count: int, announced: int) -> memoryview:
+    """Return `count` bytes for `announced` ones, which lie a little apart."""
     try:
         return torch.empty(count, dtype=torch.uint8).numpy().data
     except RuntimeError:
-        no_room(count)
+        no_room(announced)
 
 
 def no_room(count: int) -> NoReturn:
