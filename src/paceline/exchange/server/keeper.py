@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from paceline.exchange.server.place import Place, places
 from paceline.exchange.server.reads import committed, value_of
 from paceline.exchange.server.replica import Replica, Upstream, Waiting
 from paceline.exchange.server.requests import Changed, Found, NotYet, Read, Refused
+from paceline.exchange.server.told import Told
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied, Update
 from paceline.exchange.view import Address, Move, Turn, View
@@ -32,13 +33,6 @@ _NEWER_VIEW_S: Final = 2.0
 """How long a request of a later epoch than this server's waits for its view."""
 
 _NO_TAIL: Final = "does not answer for"
-
-
-class Told(NamedTuple):
-    """What is to be said once the lock is free."""
-
-    upstream: list[tuple[Upstream, tuple[int, int]]]
-    synced: list[Move | Turn]
 
 
 Observer: TypeAlias = Callable[[int, Sequence[tuple[Entry, Applied]]], None]
@@ -185,8 +179,7 @@ class Keeper:
                 if replica.synced and not before and replica.place.outgoing is not None:
                     told.synced.append(replica.place.outgoing)
                 self._settle(replica, told)
-                if replica.drained and replica.place.turn is not None:
-                    told.synced.append(replica.place.turn)
+                told.turned(replica)
 
     def reconnected(self, server: int, outlet: Outlet) -> None:
         """The way to a successor is open, maybe again: send all that it may not have got; under the lock."""
@@ -275,8 +268,7 @@ class Keeper:
                 self._settle(replica, told)
                 if replica.synced and replica.place.outgoing is not None:  # the coordinator may not have heard it
                     told.synced.append(replica.place.outgoing)
-                if replica.drained and replica.place.turn is not None:
-                    told.synced.append(replica.place.turn)
+                told.turned(replica)
             self._viewed.notify_all()
         for outlet in unneeded:
             outlet.close()
@@ -384,7 +376,7 @@ class Keeper:
 
         What was pushed is answered after this too, so nobody hears of an update that is not kept.
         """
-        told = Told([], [])
+        told = Told()
         try:
             with self.lock:
                 try:
@@ -393,10 +385,4 @@ class Keeper:
                     self._changed.notify_all()
         finally:
             self._settled()
-            by_upstream: dict[Upstream, list[tuple[int, int]]] = {}
-            for upstream, pair in told.upstream:
-                by_upstream.setdefault(upstream, []).append(pair)
-            for upstream, pairs in by_upstream.items():
-                upstream.commit(pairs)
-            for move in told.synced:
-                self._synced(move)
+            told.say(self._synced)

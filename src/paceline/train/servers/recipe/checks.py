@@ -83,7 +83,7 @@ def _check_rest(recipe: Recipe, server: ServerSection) -> None:
     if recipe.train.trace:
         raise complaint(
             "train.trace is of steps whose ranks go together, and workers of servers do not; leave it out. What a "
-            "worker's tasks spent on reads, computing and pushes is in exchange/work/worker-N.jsonl of the run.",
+            "worker's tasks spent on reads, computing and pushes is in worker-N.jsonl, with the run's exchange.",
             "train.trace",
         )
     schedule = recipe.schedule
