@@ -54,11 +54,13 @@ class SnapshotRequest(NamedTuple):
     Attributes:
         number: of the snapshot, and of its directory.
         clock: all tasks of clocks below it are applied.
-        shards: those whose tail this server is.
+        epoch: of the view by which it is asked.
+        shards: those whose tail this server is in that view.
     """
 
     number: int
     clock: int
+    epoch: int
     shards: tuple[int, ...]
 
 
@@ -308,7 +310,8 @@ class Member:
             self._orphans = message["there"]
             self._call_all(self._on_orphans, self._orphans)
         elif told == "snapshot":
-            self._request = request = SnapshotRequest(message["number"], message["clock"], tuple(message["shards"]))
+            number, clock, epoch = (message[name] for name in ("number", "clock", "epoch"))
+            self._request = request = SnapshotRequest(number, clock, epoch, tuple(message["shards"]))
             self._call_all(self._on_snapshot, request)
         elif told == "end" and self._end is None:
             self._end = message["why"]

@@ -74,7 +74,13 @@ class Snapshots:
                 self._asked[shard] = chain[-1]
                 wanted[chain[-1]].append(shard)
         return {
-            tail: {"tell": "snapshot", "number": snapshot.number, "clock": snapshot.clock, "shards": shards}
+            tail: {
+                "tell": "snapshot",
+                "number": snapshot.number,
+                "clock": snapshot.clock,
+                "epoch": view.epoch,
+                "shards": shards,
+            }
             for tail, shards in wanted.items()
         }
 

@@ -72,7 +72,7 @@ class Keeper:
         self._outlet, self._synced, self._trusted, self._applied = outlet, synced, trusted, applied
         self._settled = settled
         self._outlets: dict[tuple[int, bool], Outlet] = {}
-        self._hurried = False
+        self._hurried = self._closed = False
         self._viewed = threading.Condition(self.lock)
         self._changed = threading.Condition(self.lock)
 
@@ -234,12 +234,14 @@ class Keeper:
             self._hurried = there
             self._changed.notify_all()
 
-    def captured(self, shard: int, clock: int, capture: Callable[[Shard], _T]) -> _T | None:
+    def captured(self, shard: int, clock: int, epoch: int, capture: Callable[[Shard], _T]) -> _T | None:
         """Return what `capture` makes of a shard that has all tasks of clocks below `clock`, between two updates.
 
-        None where this server does not answer for the shard any more.
+        None where this server, which answers for the shard in an epoch, does not do so any more. The view of that epoch
+        may still be on its way.
         """
         with self.lock:
+            self._changed.wait_for(lambda: self.epoch >= epoch or self._closed)
             while True:
                 replica = self.replicas.get(shard)
                 if replica is None or not replica.place.tail:
@@ -276,6 +278,7 @@ class Keeper:
     def close(self) -> None:
         """Serve no more."""
         with self.lock:
+            self._closed = True
             outlets, self._outlets = list(self._outlets.values()), {}
             for outlet in outlets:
                 outlet.clear()

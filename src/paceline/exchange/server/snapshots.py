@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from paceline.errors import ExchangeError
@@ -56,14 +57,16 @@ class SnapshotWriter:
         while (request := self._requests.get()) is not None:
             for shard in request.shards:
                 try:
-                    self._write(request.number, request.clock, shard)
+                    self._write(request, shard)
                 except ExchangeError as error:
                     _log.warning("snapshot %d: %s", request.number, error)
                     self._listener.snapshot_failed(request.number, str(error))
                     break
 
-    def _write(self, number: int, clock: int, shard: int) -> None:
-        taken = self._keeper.captured(shard, clock, lambda kept: self._snapshots.take(kept, number))
+    def _write(self, request: SnapshotRequest, shard: int) -> None:
+        number = request.number
+        take = partial(self._snapshots.take, number=number)
+        taken = self._keeper.captured(shard, request.clock, request.epoch, take)
         if taken is not None:  # else another server answers for it now, and will be asked
             name = self._snapshots.write(taken)
             self._settle()
