@@ -17,7 +17,6 @@ from tests.placement.oracle import faults, instance, strategies_of
 aten = torch.ops.aten
 quick = settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     derandomize=True,
     database=None,

@@ -59,7 +59,7 @@ def _exchange_at_random(world, plan):
 
 @ranks(3, backend="gloo")
 def test_many_under_way_at_once(world):
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=25, derandomize=True, database=None)
     @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50), st.integers(0, 9)), max_size=12))
     def check(plan):
         _exchange_at_random(world, plan)

@@ -24,7 +24,7 @@ from paceline.verify.traffic import Volume, traffic
 from tests.ranks import ranks
 from tests.runtime.graphs import Writer, integers, run
 
-QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=150, derandomize=True, database=None)
 EDGES: list[Edge] = ["lowest", "nearest", "reflect", "wrap", 0.0, 2.5]
 
 

@@ -15,7 +15,6 @@ from tests.schedule.walker import walk
 EXACT = 1e-12
 
 
-@settings(deadline=None)
 @given(cases())
 def test_it_is_right_and_takes_what_theory_says(case: Case) -> None:
     schedule = case.schedule()
@@ -33,7 +32,6 @@ def test_it_is_right_and_takes_what_theory_says(case: Case) -> None:
         assert case.kind is Kind.ZB_V or account.rank_peaks == peaks
 
 
-@settings(deadline=None)
 @given(cases())
 def test_it_says_what_it_is(case: Case) -> None:
     schedule = case.schedule()
@@ -46,7 +44,6 @@ def test_it_says_what_it_is(case: Case) -> None:
         assert len(schedule.stages_of(rank)) == (2 if case.kind is Kind.ZB_V else case.chunks)
 
 
-@settings(deadline=None)
 @given(cases().filter(lambda case: not case.kind.is_asynchronous))
 def test_synchronous_ones_end_with_one_update_of_each_stage(case: Case) -> None:
     schedule = case.schedule()
@@ -57,7 +54,7 @@ def test_synchronous_ones_end_with_one_update_of_each_stage(case: Case) -> None:
         assert all(action.version == 0 for action in actions if action.op.is_compute)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(2, 6), st.integers(1, 14), st.integers(2, 4))
 def test_interleaving_is_never_slower_than_1f1b(ranks: int, micro_batches: int, chunks: int) -> None:
     account = prove(Case(Kind.INTERLEAVED, ranks, micro_batches, chunks).schedule())
@@ -74,7 +71,6 @@ def test_no_rank_of_zb_v_waits_once_it_has_begun(ranks: int, micro_batches: int)
 COUNTS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(COUNTS, st.integers(0, 9))
 def test_replicas_take_micro_batches_in_turns(counts: list[int], more: int) -> None:
     replicas = consecutive(counts)
@@ -86,7 +82,6 @@ def test_replicas_take_micro_batches_in_turns(counts: list[int], more: int) -> N
     assert all(peak <= depth for peak, depth in zip(account.stage_peaks, depths(replicas), strict=True))
 
 
-@settings(deadline=None)
 @given(COUNTS, st.integers(1, 3))
 def test_replicas_of_pipedream_update_together(counts: list[int], rounds: int) -> None:
     replicas = consecutive(counts)
@@ -102,7 +97,6 @@ def test_replicas_of_pipedream_update_together(counts: list[int], rounds: int) -
             assert updates == list(range(1, 6 * rounds // len(ranks) + 1))
 
 
-@settings(deadline=None)
 @given(cases())
 def test_evaluation_goes_forward_only_wherever_stages_lie(case: Case) -> None:
     replicas = case.schedule().replicas

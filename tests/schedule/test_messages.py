@@ -26,7 +26,7 @@ def skipping(draw: st.DrawFn, stages: int) -> Edges:
     return Edges(plain.forward | skips, plain.backward | {(t, s) for s, t in back})
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(cases(), st.data())
 def test_edges_that_skip_stages_are_served_in_order(case: Case, data: st.DataObject) -> None:
     plain = make(case.kind.value, case.ranks, case.micro_batches, chunks=case.chunks, batches=case.batches)

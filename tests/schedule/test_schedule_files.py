@@ -16,7 +16,7 @@ from paceline.schedule.files import from_text, load, save, to_text
 from tests.schedule.cases import Case, cases, prove
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(cases())
 def test_what_is_written_comes_back(case: Case) -> None:
     schedule = case.schedule()

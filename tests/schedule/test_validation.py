@@ -40,7 +40,7 @@ def refused(schedule: Schedule, message: str) -> None:
 # Every kind.
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(schedules(), st.data())
 def test_leaving_out_any_action_is_refused(schedule: Schedule, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, schedule.ranks - 1))
@@ -48,7 +48,6 @@ def test_leaving_out_any_action_is_refused(schedule: Schedule, data: st.DataObje
     refused(changed(schedule, rank, lambda actions: actions.__delitem__(gone)), f"rank {rank}")
 
 
-@settings(deadline=None)
 @given(schedules(), st.data())
 def test_doing_anything_twice_is_refused(schedule: Schedule, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, schedule.ranks - 1))
@@ -58,7 +57,7 @@ def test_doing_anything_twice_is_refused(schedule: Schedule, data: st.DataObject
     refused(changed(schedule, rank, lambda actions: actions.insert(where, again)), f"rank {rank}, action")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(schedules(), st.data())
 def test_two_actions_change_places_just_where_a_walk_allows_it(schedule: Schedule, data: st.DataObject) -> None:
     edges = Edges.chain(schedule.stages)

@@ -75,7 +75,7 @@ def test_fractions_need_two_numbers_of_ranks_and_gustafsons_one_rank() -> None:
         fit_gustafson([2, 4], [1.0, 1.0])
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(0, 1000))
 def test_the_uncertainty_is_that_of_the_rounds(seed: int) -> None:
     """Nine of ten intervals hold the truth; of 40, fewer than 28 do once in 10,000 times."""

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -13,7 +13,6 @@ from paceline.errors import RecipeError
 from paceline.train.classification import Scorer, accuracy, auc, log_loss
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=1, max_size=40))
 def test_auc_is_the_part_of_pairs_in_order(samples):
     scores, labels = (np.array(values, dtype=np.float32) for values in zip(*samples, strict=True))

@@ -15,7 +15,7 @@ from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.layout import dense_ranges, shards_of
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 30_000), min_size=1, max_size=5), st.integers(1, 9))
 def test_slices_hold_each_element_once(counts: list[int], shards: int) -> None:
     made = Job(tuple(DenseTable(f"t{i}", (count,)) for i, count in enumerate(counts)), shards=shards)
@@ -31,7 +31,7 @@ def test_slices_hold_each_element_once(counts: list[int], shards: int) -> None:
         assert torch.equal(back, flat)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sets(st.integers(-(2**63), 2**63 - 1), max_size=200), st.integers(1, 9), st.data())
 def test_keys_are_sorted_by_shard(given_keys: set[int], shards: int, data: st.DataObject) -> None:
     keys = torch.tensor(list(given_keys), dtype=torch.int64)

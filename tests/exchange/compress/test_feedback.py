@@ -60,7 +60,7 @@ def test_descent_arrives(name):
     assert (x - goal).norm() < 0.02 * goal.norm()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2**32), min_size=1, max_size=10))
 def test_rows_keep_what_is_left_by_key(seeds):
     compression = Compression.of(_JOB, "int8")

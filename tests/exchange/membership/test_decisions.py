@@ -319,7 +319,7 @@ WORDS = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(words=st.lists(WORDS, max_size=40), cut=st.booleans())
 def test_the_next_coordinator_knows_what_this_one_knew(
     tmp_path_factory: pytest.TempPathFactory, words: list[tuple[str, int]], cut: bool

@@ -130,7 +130,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(["bsp", "ssp(1)", "asp"]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 3), ACTIONS)
 def test_each_task_is_done_once_whoever_dies(
     consistency: str, pieces: int, ahead: int, every: int, actions: list[tuple[str, int]]

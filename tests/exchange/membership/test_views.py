@@ -243,7 +243,7 @@ def test_a_server_that_reaches_nobody_holds_nothing() -> None:
 EVENTS = st.tuples(st.sampled_from(["join", "die", "leave", "sync", "sync", "look"]), st.integers(0, 1 << 16))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.integers(1, 4),
     st.integers(1, 5),
@@ -285,7 +285,7 @@ def test_whoever_comes_and_goes(
             assert max((heads[one] for one in staying), default=0) <= math.ceil(len(there) / len(staying)) + 2
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 9), st.integers(1, 64), st.integers(1, 4))
 def test_nobody_is_given_more_than_the_mean(count: int, shards: int, replication: int) -> None:
     made = ring.chains(range(count), shards, replication)

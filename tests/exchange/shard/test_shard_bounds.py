@@ -72,7 +72,7 @@ class _World:
 
 
 @given(bound=st.integers(0, 3), pieces=st.integers(1, 3), workers=st.integers(1, 5), seed=st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_bound_is_never_exceeded(bound: int, pieces: int, workers: int, seed: int) -> None:
     text = f"ssp({bound})"
     world = _World(jobs.job(text, text, pieces=pieces), workers, Random(seed))
@@ -82,7 +82,7 @@ def test_the_bound_is_never_exceeded(bound: int, pieces: int, workers: int, seed
 
 
 @given(bound=st.integers(0, 2), pieces=st.integers(1, 3), seed=st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_who_does_not_wait_is_refused_just_when_it_breaks_the_bound(bound: int, pieces: int, seed: int) -> None:
     text = f"ssp({bound})"
     world = _World(jobs.job(text, text, pieces=pieces), 4, Random(seed))

@@ -101,7 +101,7 @@ def _new(chain: _Chain, task: int, worker: int, sequence: int) -> Update:
     servers=st.integers(1, 4),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_acknowledged_stays_and_counts_once(mode: str, servers: int, seed: int) -> None:
     random = Random(seed)
     with TemporaryDirectory() as folder:

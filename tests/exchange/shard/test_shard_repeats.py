@@ -21,7 +21,7 @@ TASKS = 8
     order=st.permutations(range(TASKS)),
     additions=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_repeats_in_any_order_change_nothing(
     modes: tuple[str, str], repeats: list[tuple[int, bool]], order: list[int], additions: bool
 ) -> None:

@@ -30,7 +30,7 @@ def _through_json(state: ShardState) -> ShardState:
     order=st.permutations(range(8)),
     cut=st.integers(0, 8),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_copy_at_any_point_has_the_same_future(
     modes: tuple[str, str], rule: Rule, order: list[int], cut: int
 ) -> None:

@@ -39,7 +39,7 @@ def _train(job: Job, orders: list[list[int]], weights: list[float]) -> Shard:
     weights=st.lists(st.floats(0.1, 90), min_size=4, max_size=4),
     dtype=st.sampled_from(["float32", "float64"]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_order_of_pieces_gives_the_same_bits(orders: list[list[int]], weights: list[float], dtype: str) -> None:
     job = jobs.job(pieces=4, dtype=dtype)
     jobs.assert_equal_tables(_train(job, orders, weights), _train(job, [list(range(4))] * STEPS, weights))

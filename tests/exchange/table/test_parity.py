@@ -80,7 +80,7 @@ def test_dense_ranges_are_the_same(both, rule, dtype):
     assert not torch.equal(native.values, begun)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.sampled_from(["update", "add", "clear", "increment"]), st.integers(0, 2**32)), max_size=12),
     st.sampled_from([rule for rule in _RULES if rule.name != "ftrl"]),

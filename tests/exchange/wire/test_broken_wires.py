@@ -71,7 +71,7 @@ def test_every_truncated_frame_is_a_lost_connection() -> None:
 
 
 @given(st.binary(min_size=HEAD_BYTES, max_size=400))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(ExchangeError, match="no frame"):
         receiving(data)
@@ -79,7 +79,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 
 @given(at=st.integers(0, len(raw(FRAME)) - 1), byte=st.integers(0, 255))
 @example(at=117, byte=189)  # more memory than there is, on most machines
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_changed_byte_is_an_error_or_another_frame(at: int, byte: int) -> None:
     """Never anything else, such as an error of ours, or memory for what cannot be."""
     data = bytearray(raw(FRAME))

@@ -90,7 +90,7 @@ def test_waiting_for_repairs_is_what_the_formula_says_without_spares() -> None:
     assert np.all(np.abs(found.goodput - exact) < STANDARD_ERRORS * found.error + 1e-4)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     mean=st.floats(500, 1e5),
     shape=st.floats(0.5, 2),

@@ -34,7 +34,7 @@ def even(kind: Kind, ranks: int, chunks: int = 1) -> Pipeline:
 
 
 @pytest.mark.parametrize("kind", DRAINING, ids=lambda kind: kind.value)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     ranks=st.integers(1, 5),
     seconds=st.lists(SECONDS, min_size=1, max_size=10),

@@ -210,7 +210,7 @@ def test_a_slow_link_slows_what_crosses_it() -> None:
     assert found.compute_s == pytest.approx(even.compute_s)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     pp=st.integers(1, 5),
     replicas=st.integers(1, 7),

@@ -25,7 +25,7 @@ def indices(box):
     return set(itertools.product(*(range(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_layout_is_put_together_from_any_other(data):
     shape = data.draw(shapes())
@@ -37,7 +37,7 @@ def test_any_layout_is_put_together_from_any_other(data):
         assert sorted(found) == sorted(indices(target))  # each element once
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_intersection_is_the_set_of_shared_elements(data):
     shape = data.draw(shapes())
@@ -50,7 +50,7 @@ def test_intersection_is_the_set_of_shared_elements(data):
         }
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_lost_or_doubled_piece_is_found(data):
     shape = data.draw(shapes().filter(lambda s: all(s)))

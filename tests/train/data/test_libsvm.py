@@ -48,7 +48,6 @@ def rows(draw):
     ]
 
 
-@settings(deadline=None)
 @given(rows())
 def test_what_is_written_is_read(given):
     lines = [" ".join([str(y), *(f"{k}:{v!r}" for k, v in found.items())]).encode() for y, found in given]
@@ -97,7 +96,7 @@ def test_faults_name_the_line(tmp_path, line, message):
     assert len(source.batch(np.array([2, 0]))["labels"]) == 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 3500), st.floats(0.001, 0.9))
 def test_of_every_thousand_lines_the_same_are_held_out(tmp_path_factory, count, fraction):
     folder = tmp_path_factory.mktemp("held")

@@ -6,7 +6,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import DataError
@@ -14,7 +14,6 @@ from paceline.train.data import lines as module
 from paceline.train.data.lines import Lines
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["a:1", "b:1:2 c:3", "", "\r", "d\r", "longer than a chunk"]), min_size=1), st.booleans()
 )

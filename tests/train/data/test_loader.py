@@ -45,7 +45,7 @@ def shapes(draw):
     return draw(st.integers(1, 60)), 12 * micro_batches, micro_batches
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(shapes(), st.integers(0, 2**64 - 1), st.integers(0, 5), st.booleans())
 def test_one_global_order_at_any_number_of_ranks(shape, seed, epoch, shuffle):
     length = shape[0]
@@ -55,7 +55,7 @@ def test_one_global_order_at_any_number_of_ranks(shape, seed, epoch, shuffle):
         assert epoch_of(*shape, ranks=ranks, seed=seed, number=epoch, shuffle=shuffle) == serial
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(shapes(), st.integers(0, 7), st.integers(1, 4), st.integers(1, 4))
 def test_resuming_at_another_number_of_ranks_goes_on_in_the_same_order(shape, done, before, after):
     length, batch, micro_batches = shape

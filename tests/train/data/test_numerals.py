@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.train.data.numerals import NotANumber, read_floats, read_integers
@@ -19,13 +19,11 @@ def read(kind, words):
 decimals = st.from_regex(r"[+-]?([0-9]{1,20}(\.[0-9]{0,12})?|\.[0-9]{1,17})(e[+-]?[0-9]{1,2})?", fullmatch=True)
 
 
-@settings(deadline=None)
 @given(st.lists(decimals | st.floats(allow_nan=False, allow_infinity=False).map(repr), max_size=8))
 def test_floats_are_those_of_python(words):
     assert read(read_floats, words) == [float(word) for word in words]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8))
 def test_integers_of_64_bits(numbers):
     assert read(read_integers, list(map(str, numbers))) == numbers

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import PlanError
@@ -25,7 +25,6 @@ def test_permutation_depends_on_seed_and_on_epoch():
     assert len(orders) == 16
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1500), st.integers(1, 9), st.integers(0, 9), st.data())
 def test_an_order_by_blocks_holds_every_sample_once_however_it_is_sliced(length, block, epoch, data):
     order = Order(length, 3, epoch, block)
