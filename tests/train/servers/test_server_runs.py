@@ -57,7 +57,7 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
     out = tmp_path / "run"
     given = sets(
         server="{consistency: asp, servers: 2, replication: 2, shards: 4, durable: true, lease_s: 3}",
-        train="{steps: 9000, batch: 16}",
+        train="{steps: 100000, batch: 16}",
         optimizer="{name: Adagrad, lr: 0.05}",
     )
     with started(out, *given, sleep_s=0.005) as run:
@@ -80,17 +80,21 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
         finally:
             joining.send(signal.SIGTERM)
         assert joining.wait(PATIENCE_S) == 143
+        run.until(lambda: figures(out, "server", "updates") and figures(out, "worker", "pushes"))
         run.process.send(signal.SIGINT)
         assert run.finish() == 130, run.said
     report = verify_replay(out)
     assert report.equal, report.text
-    members = [row["members"] for row in read_metrics(out / "metrics.jsonl", "members")]
-    for kind, figure in (("server", "updates"), ("worker", "pushes")):
-        assert any(v.get(figure, 0) > 0 for row in members for name, v in row.items() if name.startswith(kind))
     assert not list((out / "logs").glob("*-joined-*")), "the log of who joined has its number too"
     assert "the coordinator is back" in run.said and "is gone: its process ended" in run.said
     events = [json.loads(line) for line in (out / "exchange" / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events].count("recovered") == 1
+
+
+def figures(out: Path, role: str, figure: str) -> bool:
+    """Whether any line of figures has seen a member of that role do something."""
+    rows = [row["members"] for row in read_metrics(out / "metrics.jsonl", "members")]
+    return any(values.get(figure, 0) > 0 for row in rows for name, values in row.items() if name.startswith(role))
 
 
 def test_a_fault_of_the_program_ends_the_run_with_its_words(tmp_path: Path) -> None:
