@@ -16,9 +16,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn, Self
 
 import torch
+
+from paceline.errors import RankFailed
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _MODULES: Final = ("paceline.exchange.server.__main__", "paceline.train.servers.worker.process")
@@ -28,10 +31,11 @@ class Nursery:
     """The way to it."""
 
     def __init__(self, pid: int, sock: socket.socket) -> None:
-        self._pid = pid
+        self.pid = pid
         self._sock = sock
         self._lines = sock.makefile("r", encoding="utf-8")
         self._codes: dict[int, int] = {}
+        self._gone = False
 
     @classmethod
     def fork(cls) -> Self | None:
@@ -56,25 +60,44 @@ class Nursery:
         _tend(there)
 
     def start(self, module: str, arguments: Sequence[str], log: str, environment: Mapping[str, str]) -> int:
-        """Start `main()` of a module in a process of its own; return its number."""
+        """Start `main()` of a module in a process of its own; return its number. It takes signals from now on.
+
+        Raises:
+            RankFailed: the nursery was killed.
+        """
         asked = {"module": module, "arguments": list(arguments), "log": log, "environment": dict(environment)}
-        return int(self._ask({"start": asked})["pid"])
+        answer = self._ask({"start": asked})
+        if answer is None:
+            raise RankFailed(
+                f"process {self.pid}, which all servers and workers here are started by and end with, was killed; "
+                "perhaps the host ran out of memory (see dmesg). The run goes on with --resume."
+            )
+        return int(answer["pid"])
 
     def code(self, pid: int) -> int | None:
         """Return how a child ended, as `subprocess.Popen.poll` does."""
         if pid not in self._codes:
-            self._codes |= {int(ended): code for ended, code in self._ask({"ended": True})["ended"]}
+            answer = self._ask({"ended": True})
+            if answer is None:  # with the nursery its children ended
+                return -signal.SIGKILL
+            self._codes |= {int(ended): code for ended, code in answer["ended"]}
         return self._codes.get(pid)
 
     def close(self) -> None:
         """End it, and what is left of its children."""
         self._lines.close()
         self._sock.close()
-        os.waitpid(self._pid, 0)
+        os.waitpid(self.pid, 0)
 
     def _ask(self, question: Mapping[str, Any]) -> Any:
-        self._sock.sendall(json.dumps(question).encode() + b"\n")
-        return json.loads(self._lines.readline())
+        """Return the answer; None if the nursery is gone."""
+        line = ""
+        if not self._gone:
+            with suppress(OSError):
+                self._sock.sendall(json.dumps(question).encode() + b"\n")
+                line = self._lines.readline()
+        self._gone = not line.endswith("\n")
+        return None if self._gone else json.loads(line)
 
 
 def _die_with(parent: int) -> None:
@@ -111,19 +134,27 @@ def _ended() -> list[tuple[int, int]]:
 
 def _born(sock: socket.socket, module: str, arguments: list[str], log: str, environment: dict[str, str]) -> int:
     parent = os.getpid()
+    ready, told = os.pipe()
     pid = os.fork()
     if pid:
+        os.close(told)
+        os.read(ready, 1)  # its end: whoever has its number may send it signals
+        os.close(ready)
         return pid
     code = 1
     try:
+        os.close(ready)
         _die_with(parent)
         os.setsid()
         sock.close()
         for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
             signal.signal(number, action)
+        os.close(told)
         _redirect(log)
         os.environ.update(environment)
         code = _run(module, arguments)
+    except BaseException:  # the log could not be opened: no other place is left for this
+        traceback.print_exc()
     finally:
         os._exit(code)
 
