@@ -9,8 +9,9 @@
 The function may name `world` (the `World`), `rank` (its number) and, where the decorator gives one, `mesh` (the
 `Mesh`); whatever else it names comes from pytest, fixtures and parameters alike, if it can be pickled. Processes fork
 from a server that has loaded PyTorch, meet at a file, and talk through what users get by default, or `backend`. The
-first rank that fails ends the test with its traceback; after `timeout_s` it fails with the stacks of all ranks. What
-joins the job by itself, such as a training run, is tested with `joined=False`.
+first rank that fails ends the test with its traceback; after `timeout_s`, which is for ranks that hang and far above
+what a busy machine needs, it fails with the stacks of all ranks. What joins the job by itself, such as a training run,
+is tested with `joined=False`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ PRELOAD = [
 ]
 
 _OURS = ("world", "rank", "mesh")
-_DUMP_S = 1.0
+_DUMP_S = 10.0  # until when a rank that runs at all has begun to write its stack
+_REST_S = 0.5  # what the rest of it takes
 _CAUSE_S = 2.0
 
 
@@ -68,7 +70,7 @@ def ranks(
     *,
     mesh: str | None = None,
     backend: str = "auto",
-    timeout_s: float = 60,
+    timeout_s: float = 300,
     joined: bool = True,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the decorated test in `size` processes; by default as many as `mesh` has ranks."""
@@ -162,11 +164,17 @@ def _told(job: Path, processes: list[BaseProcess]) -> str:
 
 
 def _stacks(job: Path, processes: list[BaseProcess], timeout_s: float) -> str:
-    for process in processes:
-        if process.pid is not None and process.is_alive():
+    asked = []
+    for rank, process in enumerate(processes):
+        # One that has no file yet is still starting, and would be ended by the signal.
+        if process.pid is not None and process.is_alive() and _stack_file(job, rank).exists():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)
-    time.sleep(_DUMP_S)
+                asked.append(rank)
+    deadline = time.monotonic() + _DUMP_S
+    while any(not _stack_file(job, rank).stat().st_size for rank in asked) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(_REST_S)
     parts = [f"the ranks did not end within {timeout_s:g} s"]
     for rank, process in enumerate(processes):
         if process.is_alive():

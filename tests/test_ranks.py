@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,11 +44,10 @@ def _raises_while_others_wait(rank: int):
     dist.barrier()
 
 
-@ranks(2, timeout_s=3)
-def _waits_for_ever(rank: int):
-    if rank == 0:
-        time.sleep(1000)
-    dist.barrier()
+@ranks(2, timeout_s=0.05)
+def _waits_for_ever(rank: int, directory: Path):
+    (directory / str(rank)).touch()
+    time.sleep(1000)
 
 
 @ranks(2)
@@ -61,7 +61,6 @@ def _dies(rank: int):
     ("test", "words"),
     [
         (_raises_while_others_wait, ["rank 1 of 3 failed", "ValueError: the cause"]),
-        (_waits_for_ever, ["did not end within 3 s", "rank 0 is at", "rank 1 is at", "_waits_for_ever", "barrier"]),
         (_dies, ["rank 1 of 2 failed", "ended with -9"]),
     ],
 )
@@ -70,3 +69,20 @@ def test_a_failure_is_told(test, words: list[str]):
         test()
     for word in words:
         assert word in str(failure.value)
+
+
+def test_ranks_that_take_too_long_say_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    began = time.monotonic()
+
+    def monotonic() -> float:
+        """Time passes once both are where they stay."""
+        return time.monotonic() + 1 if all((tmp_path / name).exists() for name in "01") else began
+
+    monkeypatch.setattr("tests.ranks.time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    with pytest.raises(pytest.fail.Exception) as failure:
+        _waits_for_ever(directory=tmp_path)
+    message = str(failure.value)
+    assert "did not end within 0.05 s" in message
+    for rank in range(2):
+        assert f"rank {rank} is at" in message
+    assert message.count("in _waits_for_ever") == 2
