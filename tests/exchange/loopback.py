@@ -6,6 +6,7 @@ are replicas.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,7 +66,7 @@ class Loopback:
     Attributes:
         view: the newest view.
         applied: by shard the updates in order, with the staleness of each.
-        not_yet: how often a read was put off.
+        put_off: workers of whom a read was put off.
         refuse: servers that refuse everything.
         deaf: servers that answer nothing, as if stopped.
         silent: servers that apply the next push and then go away without a word.
@@ -82,7 +83,7 @@ class Loopback:
         self.deaf: set[int] = set()
         self.silent: set[int] = set()
         self.orphans = False
-        self.not_yet = 0
+        self.put_off: set[int] = set()
         self.members: list[Member] = []
         self._callbacks: list[Callable[[View], None]] = []
         self._servers: dict[int, _Server] = {}
@@ -257,10 +258,12 @@ class _Server:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
+        worker = 0
         with suppress(ConnectionLost):
             while True:
                 frame = connection.receive()
                 if frame.kind == Kind.HELLO:
+                    worker = int(json.loads(frame.text)["id"])
                     continue
                 while self._number in self._all.deaf and not self._closed:
                     time.sleep(0.005)
@@ -268,6 +271,8 @@ class _Server:
                 if answer is None:
                     self.close()
                     return
+                if answer.kind == Kind.NOT_YET:
+                    self._all.put_off.add(worker)
                 answer.request = frame.request
                 connection.send(answer)
 
@@ -306,7 +311,6 @@ class _Server:
         if self._all.view.epoch != frame.epoch:
             return Frame(Kind.REFUSED, epoch=self._all.view.epoch, text="another epoch by now")
         if not is_ready:
-            self._all.not_yet += 1
             missing = sorted({task for shard, table in wanted for task in shard.missing(table, frame.clock)})
             return Frame(Kind.NOT_YET, numbers=np.array(missing, dtype=np.int64))
         values = [self._values(payload) for payload in payloads]

@@ -177,7 +177,7 @@ def ran(
 ) -> Directory:
     """A run, with its logs and its last snapshot on disk.
 
-    gone_with: tasks of a worker that leaves no trace; it is noticed once somebody waits.
+    gone_with: tasks of a worker that leaves no trace; it is noticed once all others wait, so that one gives way.
     """
     directory = Directory(folder)
     directory.write(charter(made, TASKS))
@@ -192,7 +192,7 @@ def ran(
                 for number in (1, 2, 3)
             ]
             if gone_with:
-                while not there.not_yet:
+                while there.put_off != {1, 2, 3} and not any(worker.done() for worker in workers):
                     time.sleep(0.002)
                 dealer.give_up(gone_with)
             for server in kills:
