@@ -114,6 +114,27 @@ def test_pieces_may_come_before_the_clock_before_is_whole() -> None:
     assert torch.equal(state["sum"], torch.full((1, 3), 1.25))
 
 
+@pytest.mark.parametrize("copied_after", [1, 2])
+def test_a_copy_in_the_midst_of_a_step_adds_up_rows_as_the_shard_itself(copied_after: int) -> None:
+    """Also where no piece that comes after the copy has a row of the table."""
+    job = jobs.job(pieces=3, shards=1, dtype="float64")
+    shard = jobs.begun(job)
+    row = Part(jobs.ROWS, torch.tensor([3, 4]), torch.ones(2, 3, dtype=torch.float64))
+    updates = [
+        Update(1, 1, (0,), -1, 1.0, (row,)),
+        Update(2, 1, (1,), -1, 1.0, (row,)),
+        Update(3, 1, (2,), -1, 1.0, ()),
+    ]
+    for update in updates[:copied_after]:
+        shard.apply(update)
+    copy = Shard.of(job, 0, shard.state())
+    for update in updates[copied_after:]:
+        shard.apply(update)
+        copy.apply(update)
+    assert shard.completed == 1
+    jobs.assert_equal_tables(shard, copy)
+
+
 def test_tasks_of_one_push_are_one_piece() -> None:
     job = jobs.job(pieces=3, shards=1, rule=Rule("sgd", {"lr": 1.0}))
     shard = Shard(job, 0)

@@ -23,8 +23,11 @@ class _Piece:
 
 
 class _Rows(NamedTuple):
+    """Rows of one piece, or of several one after the other: then a key may be there more than once."""
+
     keys: Tensor
     values: Tensor
+    several: bool = False
 
 
 class Step:
@@ -63,8 +66,8 @@ class Step:
                 yield Part(table, None, self._dense[table] / self._weight)
                 continue
             rows = self._rows[table]
-            keys, sums = rows[0]
-            if len(rows) > 1:
+            keys, sums, several = rows[0]
+            if several or len(rows) > 1:
                 keys, sums = unique_rows(
                     torch.cat([part.keys for part in rows]), torch.cat([part.values for part in rows])
                 )
@@ -118,7 +121,8 @@ class Step:
         made._weight = state["weight"]
         made._dense = {table: tensors[f"{prefix}.sum.{table}"].clone() for table in state["dense"]}
         for table in state["rows"]:
-            rows = _Rows(tensors[f"{prefix}.keys.{table}"].clone(), tensors[f"{prefix}.rows.{table}"].clone())
+            keys, sums = tensors[f"{prefix}.keys.{table}"], tensors[f"{prefix}.rows.{table}"]
+            rows = _Rows(keys.clone(), sums.clone(), several=True)
             made._rows[table] = [rows]
         for piece in state["waiting"]:
             tasks = tuple(piece["tasks"])
