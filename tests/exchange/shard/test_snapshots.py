@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -246,3 +247,26 @@ def test_a_beginning_that_does_not_fit_is_refused(tmp_path: Path, dense: dict[st
 def test_manifests_load_no_torch() -> None:
     code = "import sys, paceline.exchange.shard.manifest; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=os.environ.copy())
+
+
+def test_one_that_is_given_up_and_removed_meanwhile_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another server had no room for its part; whoever writes goes on with the next one."""
+    write, left = files.File.write, [2]  # rows, and what is dense
+
+    def written(directory: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> files.File:
+        made = write(directory, name, tensors)
+        left[0] -= 1
+        if not left[0]:
+            shutil.rmtree(directory)
+        return made
+
+    monkeypatch.setattr(files.File, "write", written)
+    writer, shard = Snapshots(tmp_path, JOB), jobs.begun(JOB)
+    with pytest.raises(ExchangeError, match=r"cannot write .*shard-0.json"):
+        writer.write(writer.take(shard, 1))
+    _apply([shard], range(2))
+    name = writer.write(writer.take(shard, 2))
+    loaded = load_shard(_manifest(tmp_path, 2, JOB, {shard: name for shard in range(JOB.shards)}), JOB, 0)
+    jobs.assert_same(_without_workers(shard), loaded.state())

@@ -7,6 +7,7 @@ import os
 import queue
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,7 +87,7 @@ class Life:
         member.on_snapshot(writer.request)
         member.on_orphans(server.keeper.hurry)
         for work in (writer.run, lambda: _report(server, member, closed)):
-            threading.Thread(target=work, daemon=True).start()
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
         server.start()
         try:
             return self._wait(member)
@@ -114,6 +115,13 @@ class Life:
                     return True
                 case BaseException():
                     raise what
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do what `run` does not wait for, and have it hear of an error that nobody expects."""
+        try:
+            work()
+        except Exception as error:
+            self._happened.put(error)
 
     def _leave(self, member: Member) -> None:
         try:

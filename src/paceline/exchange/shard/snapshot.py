@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.errors import ExchangeError
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.shard.files import File
-from paceline.exchange.shard.manifest import Manifest, read_json, settle, write_json
+from paceline.exchange.shard.manifest import Manifest, cannot_write, read_json, settle, write_json
 from paceline.exchange.shard.shard import Shard, ShardState
 
 _FULL_EVERY: Final = 8
@@ -113,8 +113,11 @@ def write_shard(snapshots: Path, job: Job, taken: Taken) -> str:
     if rows:
         files.append(File.write(directory, f"shard-{shard}.rows-{own}", rows))
     whole = File.write(directory, f"shard-{shard}.dense-{own}", dense)
-    settle(directory)
     path = _description(directory, shard)
+    try:
+        settle(directory)
+    except OSError as error:  # it was given up meanwhile, and removed
+        raise cannot_write(path, error) from error
     described = {"dense": whole.to_dict(), "rows": [file.to_dict() for file in files]}
     write_json(path, {"job": job.to_dict(), "shard": shard, "meta": state.meta, **described})
     return path.name
