@@ -95,10 +95,14 @@ class Exchange(Protocol):
 
     def push(
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
-    ) -> None:
+    ) -> float | None:
         """Push gradients of tasks, by table; all shards hear of the tasks. May return before it is acknowledged.
 
         What is given is not read any more once this returns.
+
+        Returns:
+            Where the gradients of steps are clipped (`Job.clip`) and the step of these tasks is whole with them, its
+            global norm.
         """
         ...
 

@@ -160,6 +160,8 @@ class Job:
         seed: of new rows.
         damp_stale: a gradient that is n updates old counts 1 / (1 + n); not under BSP.
         notes_changes: shards note which rows are changed, for who carries changes to other servers.
+        clip: largest global norm of the gradient of a step, where all tables are synchronous; None: any. See
+            `shard.norms`.
         rates: by clock, how many times a rule's `lr` the learning rate of its tasks' updates is; the last one stays.
             None: `lr` itself. Numbers, so that all servers and replays have the same ones.
     """
@@ -171,6 +173,7 @@ class Job:
     seed: int = 0
     damp_stale: bool = False
     notes_changes: bool = False
+    clip: float | None = None
     rates: tuple[float, ...] = ()
 
     def clock(self, task: int) -> int:

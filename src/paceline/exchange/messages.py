@@ -54,6 +54,9 @@ class Kind(IntEnum):
     """Asks the tails of shards which rows were changed, where the job has them noted. worker: whose own updates do not
     count. numbers: (table, shard, position): after which position. Answered by PULLED, with the position of each shard
     in the order of the numbers, and a tensor of keys ([n] int64) for each."""
+    NORMS = 15
+    """Asks the tails of shards what they know of the norm of a clock's gradient, where it is clipped (`shard.norms`).
+    clock; numbers: the shards. Answered by PULLED; numbers: the stage of each, tensor: the value of each (float64)."""
 
 
 class Slice(NamedTuple):

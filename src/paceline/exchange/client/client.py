@@ -13,6 +13,7 @@ from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.client import errands
 from paceline.exchange.client.actions import ActionLog, LoggedDealer
 from paceline.exchange.client.changed import Changed, Changes
+from paceline.exchange.client.closing import close
 from paceline.exchange.client.errands import Errands
 from paceline.exchange.client.fetch import Arriving, Fetch, Fetcher, in_order
 from paceline.exchange.client.figures import Figures
@@ -174,7 +175,7 @@ class ServerExchange:
 
     def push(
         self, tasks: Sequence[int], dense: Mapping[int, Tensor], rows: Mapping[int, Rows], weight: float = 1.0
-    ) -> None:
+    ) -> float | None:
         """See `interface.Exchange`."""
         self._check()
         began = time.monotonic()
@@ -186,8 +187,11 @@ class ServerExchange:
         push = Push(self._member.id, self._sequence, tasks, weight, reads, outgoing)
         self._errands.begin(push)
         self._outstanding.append(push)
-        self._settle(self._window)
+        clips = self._job.clip is not None and len(tasks) > 0
+        self._settle(0 if clips else self._window)
+        norm = close(self._job, self._errands, self._job.clock(tasks[0])) if clips else None
         self._figures.pushed(time.monotonic() - began, sum(len(given.keys) for given in rows.values()))
+        return norm
 
     def flush(self) -> None:
         """See `interface.Exchange`."""

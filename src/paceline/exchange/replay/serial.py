@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paceline.errors import ExchangeError
 from paceline.exchange.shard.log import Record
+from paceline.exchange.shard.norms import Share, Stage, closing, norm_of
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Update
 
@@ -19,6 +20,7 @@ class Line:
         records: its updates in order.
         reads: positions at which it was read, each as often as it was.
         mark: the position at which `reached` is called.
+        applied: called after each update.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class Line:
         reads: Iterable[int],
         mark: int,
         reached: Callable[[Shard], None],
+        applied: Callable[[Shard], None],
     ) -> None:
         self.shard = shard
         self._records = records
@@ -36,7 +39,7 @@ class Line:
         self._expected = Counter(reads)
         self._offered: dict[tuple[int, int], Update] = {}
         self._wanted: dict[int, list[Callable[[Shard], None]]] = defaultdict(list)
-        self._mark, self._reached = mark, reached
+        self._mark, self._reached, self._applied = mark, reached, applied
         if shard.position == mark:
             reached(shard)
 
@@ -100,6 +103,7 @@ class Line:
             self._apply(update, record)
             if self.shard.position == self._mark:
                 self._reached(self.shard)
+            self._applied(self.shard)  # which may have this very line go on
 
     def _apply(self, update: Update, record: Record) -> None:
         applied = self.shard.apply(update)
@@ -121,6 +125,8 @@ class Lines:
         reads: of each shard the positions at which it was read.
         marks: of each shard the position whose state is wanted.
         reached: called with a shard when it is at its mark.
+
+    Where steps are clipped, nobody offers what closes them: it follows from what the shards come to (`shard.norms`).
     """
 
     def __init__(
@@ -132,6 +138,8 @@ class Lines:
         reached: Callable[[Shard], None],
     ) -> None:
         self._left = set(marks)
+        self._shares: dict[int, dict[int, Share]] = defaultdict(dict)  # by clock and shard, of steps that are open
+        self._next = 0  # the lowest clock that may be open
 
         def note(shard: Shard) -> None:
             self._left.discard(shard.number)
@@ -144,6 +152,7 @@ class Lines:
                 (position for position in reads.get(shard.number, ()) if position >= shard.position),
                 marks.get(shard.number, -1),
                 note,
+                self._close if shard.job.clip is not None else _nothing,
             )
             for shard in shards
         }
@@ -156,6 +165,25 @@ class Lines:
         """Whether all marks were reached."""
         return not self._left
 
+    def _close(self, shard: Shard) -> None:
+        """Offer what closes a step once the last shard has all of its pieces."""
+        clock = shard.completed
+        share = shard.share(clock)
+        if share.stage is not Stage.WHOLE or clock < self._next:
+            return
+        self._shares[clock][shard.number] = share
+        if len(self._shares[clock]) < len(self._lines):
+            return
+        norm = norm_of(self._shares.pop(clock).values())
+        assert norm is not None
+        self._next = clock + 1
+        for line in self._lines.values():
+            line.offer(closing(clock, norm))
+
     def lacks(self) -> list[str]:
         """Return what shards wait for that have not reached their marks."""
         return [lack for shard in sorted(self._left) if (lack := self._lines[shard].lacks()) is not None]
+
+
+def _nothing(shard: Shard) -> None:
+    """Steps are not clipped."""

@@ -19,7 +19,7 @@ from paceline.exchange.job import Job
 from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.outlet import Outlet
 from paceline.exchange.server.place import Place, places
-from paceline.exchange.server.reads import committed, value_of
+from paceline.exchange.server.reads import committed, shares_of, value_of
 from paceline.exchange.server.replica import Replica, Upstream, Waiting
 from paceline.exchange.server.requests import Changed, Found, NotYet, Read, Refused
 from paceline.exchange.server.told import Told
@@ -213,6 +213,13 @@ class Keeper:
             tails = {one.shard: self._mine(one.shard, lambda place: place.tail, _NO_TAIL) for one in wanted}
             keys = [tails[one.shard].shard.changed(one.table, one.since, other_than) for one in wanted]
             return self._found(epoch, tails, keys)
+
+    def norms(self, epoch: int, clock: int, shards: Sequence[int]) -> Found:
+        """Return what shards know of the norm of a clock's gradient: see `reads.shares_of`. Refused as `changed` is."""
+        with self.lock:
+            self._enter(epoch)
+            tails = {shard: self._mine(shard, lambda place: place.tail, _NO_TAIL) for shard in shards}
+            return self._found(epoch, tails, shares_of(clock, list(tails.values())))
 
     def _found(self, epoch: int, tails: Mapping[int, Replica], values: list[Tensor]) -> Found:
         """Return what was read of replicas once that is committed."""

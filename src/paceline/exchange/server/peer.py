@@ -93,6 +93,8 @@ class Peer:
                 self._guarded(frame, self._push)
             case Kind.CHANGED:
                 self._guarded(frame, self._changed)
+            case Kind.NORMS:
+                self._guarded(frame, self._norms)
             case Kind.FORWARD:
                 self._hand_on(frame)
             case Kind.COPY:
@@ -160,6 +162,10 @@ class Peer:
         found = self._keeper.changed(frame.epoch, wanted, frame.worker)
         positions = np.array([found.positions[one.shard] for one in wanted], dtype=np.int64)
         return Frame(Kind.PULLED, request=frame.request, numbers=positions, tensors=found.values)
+
+    def _norms(self, frame: Frame) -> Frame:
+        stages, values = self._keeper.norms(frame.epoch, frame.clock, frame.numbers.tolist()).values
+        return Frame(Kind.PULLED, request=frame.request, numbers=stages.numpy(), tensors=[values])
 
     def _push(self, frame: Frame) -> Frame | None:
         keeper = self._keeper

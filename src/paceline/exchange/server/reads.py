@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from paceline.errors import ExchangeError
@@ -31,6 +32,13 @@ def value_of(read: Read, shard: Shard) -> Tensor:
             f"{len(values)} of it."
         )
     return values if read.out is None else read.out.copy_(values)
+
+
+def shares_of(clock: int, replicas: Sequence[Replica]) -> list[Tensor]:
+    """Return what shards know of the norm of a clock's gradient: stages ([n] int64) and values ([n] float64)."""
+    shares = [replica.shard.share(clock) for replica in replicas]
+    stages = torch.tensor([share.stage for share in shares])
+    return [stages, torch.tensor([share.value for share in shares], dtype=torch.float64)]
 
 
 def committed(replicas: Mapping[int, Replica], positions: Mapping[int, int]) -> bool:

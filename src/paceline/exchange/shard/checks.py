@@ -11,6 +11,7 @@ import torch
 from paceline.errors import ExchangeError
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.shard.clocks import Clocks
+from paceline.exchange.shard.norms import closed_by
 from paceline.exchange.table.route import stray_key
 from paceline.exchange.table.rules import rule_of
 from paceline.exchange.updates import Part, Update
@@ -31,7 +32,7 @@ class Checks:
         self._number = number
         self._tables = tables
         self._counts = counts
-        self._has_steps = any(job.is_synchronous(table) for table in tables)
+        self._has_steps = job.clip is not None or any(job.is_synchronous(table) for table in tables)
         self._dtypes = [getattr(torch, table.dtype) for table in job.tables]
 
     def check(self, update: Update, clocks: Clocks, position: int) -> None:
@@ -47,6 +48,10 @@ class Checks:
         """
         if update.sequence < 1:
             raise ExchangeError(f"{self._name(update)}: sequences begin with 1.")
+        clock = closed_by(self._job, update.worker, update.sequence)
+        if clock is not None:
+            self._check_closing(update, clock, clocks)
+            return
         if update.read > position:
             raise ExchangeError(
                 f"{self._name(update)} was computed from position {update.read}, and the shard is at {position}. Was "
@@ -62,6 +67,18 @@ class Checks:
         else:
             for part in update.parts:
                 rule_of(self._job.tables[part.table].rule).check_can_add()
+
+    def _check_closing(self, update: Update, clock: int, clocks: Clocks) -> None:
+        if update.tasks or update.parts or not (math.isfinite(update.weight) and update.weight >= 0):
+            raise ExchangeError(
+                f"{self._name(update)} closes clock {clock} with the norm {update.weight} and has tasks "
+                f"{list(update.tasks)} and {len(update.parts)} parts; it has neither, and a finite norm from 0."
+            )
+        if not clocks.completed == clock < clocks.gathered:
+            raise ExchangeError(
+                f"{self._name(update)} closes clock {clock}; here clocks below {clocks.completed} are closed, and of "
+                f"those below {clocks.gathered} all tasks are here."
+            )
 
     def _check_tasks(self, update: Update, clocks: Clocks) -> None:
         tasks = update.tasks

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from paceline.exchange.shard.norms import squares
 from paceline.exchange.table.route import unique_rows
 from paceline.exchange.updates import Part
 
@@ -45,6 +46,7 @@ class Step:
         self._taken: set[int] = set()
         self._waiting: dict[int, _Piece] = {}
         self._weight = 0.0
+        self._squares: float | None = None
         self._dense: dict[int, Tensor] = {}
         self._rows: dict[int, list[_Rows]] = {}
 
@@ -72,6 +74,13 @@ class Step:
                     torch.cat([part.keys for part in rows]), torch.cat([part.values for part in rows])
                 )
             yield Part(table, keys, sums / self._weight)
+
+    @property
+    def squares(self) -> float:
+        """The sum of squares of all elements of the mean gradients; once all pieces have come."""
+        if self._squares is None:
+            self._squares = squares(self.means())
+        return self._squares
 
     def _take(self, piece: _Piece) -> None:
         self._weight += piece.weight

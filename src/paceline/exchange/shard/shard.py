@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, Self
 
@@ -14,6 +15,7 @@ from paceline.exchange.layout import dense_ranges
 from paceline.exchange.shard.changes import Changes
 from paceline.exchange.shard.checks import Checks
 from paceline.exchange.shard.clocks import Clocks
+from paceline.exchange.shard.norms import Share, Stage, closed_by, factor
 from paceline.exchange.shard.pieces import Step
 from paceline.exchange.shard.sequences import Sequences
 from paceline.exchange.table.dense import Dense
@@ -58,7 +60,7 @@ class Shard:
                 self._dense[index] = Dense(counts[index], dtype, table.rule)
         self._changes = {index: Changes() for index in self._sparse} if job.notes_changes else {}
         self._synchronous = frozenset(filter(job.is_synchronous, range(len(job.tables))))
-        self._has_steps = not self._synchronous.isdisjoint(self.tables)
+        self._has_steps = job.clip is not None or not self._synchronous.isdisjoint(self.tables)
         self._checks = Checks(job, number, self.tables, counts)
 
     @property
@@ -90,6 +92,14 @@ class Shard:
         """Return tasks that such a reader waits for: the lowest ones, 16 at most."""
         bound = self.job.tables[table].consistency.bound
         return () if bound is None else self._clocks.missing(clock - bound)
+
+    def share(self, clock: int) -> Share:
+        """Return what is known here of the norm of a step's gradient; of a job that clips it."""
+        if clock < self._clocks.completed:
+            return Share(Stage.CLOSED, self._clocks.last_norm if clock == self._clocks.completed - 1 else math.nan)
+        if clock > self._clocks.completed or clock >= self._clocks.gathered:
+            return Share(Stage.GATHERING)
+        return Share(Stage.WHOLE, self._steps[clock].squares)
 
     def read(self, table: int) -> Tensor:
         """Return the elements of a dense table that are here, range after range. [n]; not a copy."""
@@ -143,6 +153,10 @@ class Shard:
         self._passed = None
         staleness = self._staleness(update)
         self._position += 1
+        clock = closed_by(self.job, update.worker, update.sequence)
+        if clock is not None:
+            self._close(clock, update.weight)
+            return Applied(self._position, staleness, False)
         self._sequences.add(update.worker, update.sequence, self._position)
         if update.tasks:
             self._learn(update, staleness)
@@ -202,6 +216,9 @@ class Shard:
 
     def _earlier(self, update: Update) -> int | None:
         """Return where an update was applied before, or now's position where only that is known; None: it is new."""
+        clock = closed_by(self.job, update.worker, update.sequence)
+        if clock is not None:
+            return self._position if clock < self._clocks.completed else None
         position = self._sequences.position(update.worker, update.sequence, self._position)
         if position is None and update.tasks and self._clocks.holds_all(update.tasks):
             return self._position
@@ -227,6 +244,14 @@ class Shard:
                 break
             for part in self._steps.pop(done).means():
                 self._update(part, done, _SEVERAL)
+
+    def _close(self, clock: int, norm: float) -> None:
+        """Apply a step, clipped."""
+        assert self.job.clip is not None
+        self._clocks.close(norm, self._position)
+        scale = factor(self.job.clip, norm)
+        for part in self._steps.pop(clock).means():
+            self._update(part._replace(values=part.values * scale) if scale < 1 else part, clock, _SEVERAL)
 
     def _update(self, part: Part, clock: int, worker: int) -> None:
         table, keys, values = part
