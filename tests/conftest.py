@@ -1,7 +1,6 @@
 """What holds for all tests: none reads or leaves programs in the user's own cache, and each process has one thread.
 
-Tensors of tests are small: a second thread would only wait, and take a core from another rank. No example of a property
-has a deadline: on a busy machine it would tell of the machine.
+Tensors of tests are small: a second thread would only wait, and take a core from another rank.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
 
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+import tests.properties  # noqa: F401 - chooses how they are tested
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,6 +36,7 @@ from typing import Any
 
 import pytest
 
+import tests.properties  # noqa: F401 - each rank draws as pytest does
 from paceline import shm
 from paceline.plan import Mesh
 from paceline.runtime.job.failures import Failure, first_cause, read_failures

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, settings
 
 from paceline.plan import Mesh
 from tests.ranks import ranks
@@ -86,3 +87,9 @@ def test_ranks_that_take_too_long_say_where_they_are(tmp_path: Path, monkeypatch
     for rank in range(2):
         assert f"rank {rank} is at" in message
     assert message.count("in _waits_for_ever") == 2
+
+
+@ranks(1)
+def test_examples_of_properties_have_no_deadline_on_ranks_either():
+    assert settings.default.deadline is None
+    assert HealthCheck.too_slow in settings.default.suppress_health_check

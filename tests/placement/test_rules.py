@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.placement.located import coordinate
@@ -25,7 +25,7 @@ from tests.placement.instances import bools, ints, others, rand
 from tests.placement.oracle import Instance, faults, instance, splits, strategies_of
 
 aten = torch.ops.aten
-quick = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+quick = settings(max_examples=25, derandomize=True)
 
 ONLY_ON_GPU = {
     aten._scaled_dot_product_efficient_attention.default,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from tests.placement.oracle import faults, instance, strategies_of
 
 aten = torch.ops.aten
 ours = torch.ops.paceline
-quick = settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+quick = settings(max_examples=12, derandomize=True)
 size = st.sampled_from([1, 2, 3])
 NONE, MEAN, SUM = 0, 1, 2
 

@@ -36,7 +36,7 @@ def _written(path: Path, *records: Record) -> Path:
     batch=st.integers(1, 3),
     torn=st.integers(0, 80),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_records_survive_and_a_torn_one_is_left_out(
     tmp_path: Path, records: list[Record], batch: int, torn: int
 ) -> None:

@@ -90,7 +90,7 @@ def frames(draw: st.DrawFn) -> Frame:
 
 
 @given(frame=frames())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_any_frame_comes_back(client: Connection, frame: Frame) -> None:
     assert_same(frame, returned(client, frame))
 

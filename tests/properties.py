@@ -1,0 +1,12 @@
+"""How properties are tested, here and on ranks, each of which draws the same examples in a process of its own.
+
+No example has a deadline, and examples may be slow to draw: on a busy machine either would tell of the machine. A rank
+that missed a deadline would even try its example again, alone, while the others go on to the next.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
