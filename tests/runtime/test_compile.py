@@ -57,7 +57,7 @@ def test_in_one_process_and_again_from_the_cache(tmp_path: Path, monkeypatch: py
     assert second == first
 
 
-@ranks(2, timeout_s=240)
+@ranks(2)
 def test_on_two_ranks(world: World) -> None:
     """In one job: what compiling itself needs is loaded once."""
     for mesh in ("fsdp=2", "tp=2"):

@@ -194,6 +194,6 @@ def test_over_processes_by_sockets(world: World, rank: int) -> None:
     _check_over_processes(rank, world.size, compile=False, count=60)
 
 
-@ranks(2, timeout_s=120)
+@ranks(2)
 def test_compiled(world: World, rank: int) -> None:
     _check_over_processes(rank, world.size, compile=True, count=2)

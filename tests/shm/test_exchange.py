@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from datetime import timedelta
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch.distributed import ReduceOp
 from paceline.shm import Exchange
 from tests.ranks import ranks
 from tests.shm.implementations import Implementation, needs_native
+from tests.shm.patience import limit_patience
 from tests.shm.values import FLOATS, Spec, Want, packed, reduced
 
 pytestmark = [needs_native, pytest.mark.usefixtures("native_part")]
@@ -23,9 +23,9 @@ COUNTS = (0, 1, 7, 1000, 4096, 8192, 16_384, 16_387, 70_001, 150_000)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8)
 
 
-def _exchange(world, **options) -> tuple[dist.ProcessGroup, Exchange]:
+def _exchange(world) -> tuple[dist.ProcessGroup, Exchange]:
     Implementation.NATIVE.choose()
-    group = dist.new_group(list(range(world.size)), backend="shm", **options)
+    group = dist.new_group(list(range(world.size)), backend="shm")
     exchange = Exchange.of(group)
     assert exchange is not None
     return group, exchange
@@ -153,7 +153,8 @@ def test_programs_that_differ_are_an_error_on_every_rank(world, differ):
 
 @ranks(2, backend="gloo")
 def test_a_rank_that_does_not_start_is_named(world):
-    _, exchange = _exchange(world, timeout=timedelta(seconds=0.5))
+    group, exchange = _exchange(world)
+    limit_patience(group, 0.5)
     if world.rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"(?i)\brank 1\b"):
             exchange.all_reduce(torch.ones(4)).wait()

@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from tests.ranks import ranks
 from tests.shm.implementations import every_implementation
+from tests.shm.patience import limit_patience
 
 
-def _group(world, implementation, **options):
+def _group(world, implementation):
     implementation.choose()
-    return dist.new_group(list(range(world.size)), backend=implementation.backend, **options)
+    return dist.new_group(list(range(world.size)), backend=implementation.backend)
 
 
 @every_implementation
@@ -63,12 +64,14 @@ def test_an_impatient_wait_is_an_error(world, implementation):
 @every_implementation
 @ranks(2, backend="gloo")
 def test_a_rank_that_does_not_arrive_is_named(world, implementation):
-    group = _group(world, implementation, timeout=timedelta(seconds=0.5))
+    group = _group(world, implementation)
+    limit_patience(group, 0.5)
     if world.rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"[Rr]ank 1\b"):
             dist.all_reduce(torch.ones(4), group=group)
     dist.barrier()
-    group = _group(world, implementation, timeout=timedelta(seconds=0.5))
+    group = _group(world, implementation)
+    limit_patience(group, 0.5)
     if world.rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"[Rr]ank 1\b"):
             dist.recv(torch.ones(4), 1, group)

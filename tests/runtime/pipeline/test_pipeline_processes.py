@@ -49,27 +49,27 @@ def trains_as_serially(mesh: Mesh, schedule: str) -> None:
     assert found(*given).item() == pytest.approx(serial.eval()(*given).item(), rel=1e-9)
 
 
-@ranks(mesh="dp=2,pp=2", backend="gloo", timeout_s=120)
+@ranks(mesh="dp=2,pp=2", backend="gloo")
 def test_with_dp_over_gloo(mesh: Mesh) -> None:
     trains_as_serially(mesh, "1f1b")
 
 
-@ranks(mesh="fsdp=2,pp=2", timeout_s=120)
+@ranks(mesh="fsdp=2,pp=2")
 def test_with_fsdp(mesh: Mesh) -> None:
     trains_as_serially(mesh, "zb-h1")
 
 
-@ranks(mesh="tp=2,pp=2", timeout_s=120)
+@ranks(mesh="tp=2,pp=2")
 def test_with_tp(mesh: Mesh) -> None:
     trains_as_serially(mesh, "1f1b")
 
 
-@ranks(mesh="pp=2,sp=2", timeout_s=120)
+@ranks(mesh="pp=2,sp=2")
 def test_with_sp(mesh: Mesh) -> None:
     trains_as_serially(mesh, "gpipe")
 
 
-@ranks(mesh="dp=2,tp=2,pp=2", timeout_s=120)
+@ranks(mesh="dp=2,tp=2,pp=2")
 def test_with_dp_and_tp(mesh: Mesh) -> None:
     trains_as_serially(mesh, "zb-h1")
 

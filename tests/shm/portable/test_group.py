@@ -21,12 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.shm.portable import PortableGroup
 from paceline.shm.portable.reduce import Reduction
 from tests.ranks import ranks
+from tests.shm.patience import limit_patience
 
 OPS = [getattr(dist.ReduceOp, name) for name in ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")]
 LARGE = 600_003  # in float32 more than one round, and more than a ring of messages holds
 
 
-def portable(timeout_s: float = 30, ranks: list[int] | None = None) -> Any:
+def portable(ranks: list[int] | None = None) -> Any:
     """Return a new group beside that of Gloo."""
     if "PORTABLE" not in dist.Backend._plugins:
         dist.Backend.register_backend(
@@ -35,7 +36,7 @@ def portable(timeout_s: float = 30, ranks: list[int] | None = None) -> Any:
             extended_api=True,
             devices=["cpu"],
         )
-    return dist.new_group(ranks, backend="portable", timeout=timedelta(seconds=timeout_s))
+    return dist.new_group(ranks, backend="portable", timeout=timedelta(seconds=60))
 
 
 def alone(store: dist.Store) -> PortableGroup:
@@ -250,7 +251,8 @@ def test_uneven_parts_that_do_not_fit_are_an_error_on_both(rank):
 
 @ranks(2)
 def test_a_rank_that_does_not_come_is_named(rank):
-    group = portable(timeout_s=0.3)
+    group = portable()
+    limit_patience(group, 0.3)
     if rank == 0:
         with pytest.raises(
             dist.DistBackendError, match=r"barrier: rank 1 \(pid \d+\) did not arrive before the timeout"
@@ -264,7 +266,8 @@ def test_a_rank_that_does_not_come_is_named(rank):
 
 @ranks(2)
 def test_a_message_that_does_not_come_is_named(rank):
-    group = portable(timeout_s=0.3)
+    group = portable()
+    limit_patience(group, 0.3)
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"recv\(tag 5, 4 bytes\): rank 1 .* did not answer"):
             dist.recv(torch.zeros(1), 1, group, tag=5)

@@ -73,7 +73,7 @@ def test_of_one_rank(model: Model) -> None:
     assert given_out(peak) == pytest.approx(measured, rel=0.01)
 
 
-@ranks(2, timeout_s=120)
+@ranks(2)
 @pytest.mark.parametrize("mesh", ["tp=2", "pp=2"])
 def test_of_two_ranks(mesh: str, rank: int) -> None:
     torch.set_num_threads(1)
