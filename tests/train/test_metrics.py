@@ -7,7 +7,7 @@ from rich.console import Console
 
 from paceline.train.callbacks import CheckpointReport, EndReport, StartReport, StepReport, ValidationReport
 from paceline.train.metrics import LogLines, MetricsFile, TensorBoard, read_metrics
-from paceline.train.progress import ProgressBar, ProgressLines, progress
+from paceline.train.progress import ProgressBar, ProgressLines, Speed, progress
 
 
 def step(number: int, loss: float = 1.5) -> StepReport:
@@ -113,6 +113,14 @@ def test_without_a_terminal_progress_is_plain_lines(capsys):
     assert [line.split()[1] for line in lines] == ["1/4", "4/4", "4"]
     assert "loss 0.2500  200 tokens/s  0:00 left" in lines[1]
     assert lines[2] == "step 4  validation loss 0.2500"
+
+
+def test_speed_is_that_of_the_last_seconds_of_steps() -> None:
+    speed = Speed(over_s=2.0)
+    steps = [(10.0, 1.0), (20.0, 1.0), (30.0, 1.0), (1.0, 0.5), (7.0, 9.0)]
+    said = [speed.after(StepReport(1, 9, 0.0, 0.1, None, *step, 0, unit="samples")) for step in steps]
+    assert said == [f"{rate} samples/s" for rate in (10, 15, 25, 20, 1)]
+    assert Speed().after(StepReport(1, 9, 0.0, 0.1, None, 5.0, 0.0, 0)) == "inf tokens/s"
 
 
 def test_on_a_terminal_progress_is_a_bar(capsys):

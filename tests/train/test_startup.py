@@ -7,7 +7,7 @@ import pytest
 from paceline.train.callbacks import EndReport
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory
-from paceline.train.startup import next_steps
+from paceline.train.startup import next_steps, train_longer
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,17 @@ def test_the_other_mesh_is_one_that_the_batch_divides_over(mesh: str, batch: int
     recipe = Recipe.model_validate(values)
     said = next_steps(recipe, RunDirectory(Path("runs")), EndReport(1, 1, None, 1.0), tensorboard=False, placed=True)
     assert f"paceline verify runs/config.yaml --mesh {mesh}" in said
+    assert "--resume --set train.steps=2\n" in said
     lines = [line for line in said.splitlines() if "on another mesh" in line]
     assert [line.split("--mesh ")[1] for line in lines] == ([suggested] if suggested else [])
     if suggested:
         Recipe.model_validate({**values, "mesh": suggested})
+
+
+def test_a_run_of_epochs_goes_on_by_epochs() -> None:
+    train = {"epochs": 3, "batch": 4}
+    recipe = Recipe.model_validate(
+        {"name": "small", "model": {"factory": "package:build"}, "data": {"source": "stdlib"}, "train": train}
+    )
+    said = train_longer(recipe, RunDirectory(Path("my runs")), EndReport(30, 30, None, 1.0))
+    assert said.endswith("paceline train 'my runs/config.yaml' --out 'my runs' --resume --set train.epochs=6")

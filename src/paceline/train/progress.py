@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -14,6 +15,33 @@ from paceline.train.callbacks import Callback, StartReport, StepReport, Validati
 def progress(console: Console) -> Callback:
     """Return the callback that fits the console."""
     return ProgressBar(console) if console.is_terminal else ProgressLines(console)
+
+
+class Speed:
+    """Tokens (or samples) a second of the last steps.
+
+    One step says little: the last one of an epoch is small, and with servers several end at once.
+
+    Args:
+        over_s: seconds of steps that count.
+    """
+
+    def __init__(self, over_s: float = 5.0) -> None:
+        self._over_s = over_s
+        self._steps: deque[StepReport] = deque()
+        self._weight = self._seconds = 0.0
+
+    def after(self, report: StepReport) -> str:
+        """Return the speed with a step that is done, such as `1,200 tokens/s`."""
+        self._steps.append(report)
+        self._weight += report.weight
+        self._seconds += report.seconds
+        while self._seconds - self._steps[0].seconds >= self._over_s and len(self._steps) > 1:
+            first = self._steps.popleft()
+            self._weight -= first.weight
+            self._seconds -= first.seconds
+        rate = self._weight / self._seconds if self._seconds > 0 else math.inf
+        return f"{rate:,.0f} {report.unit}/s"
 
 
 class ProgressBar(Callback):
@@ -31,6 +59,7 @@ class ProgressBar(Callback):
             expand=True,
         )
         self._task: TaskID | None = None
+        self._speed = Speed()
 
     def on_start(self, report: StartReport) -> None:
         """Show the bar."""
@@ -39,8 +68,8 @@ class ProgressBar(Callback):
 
     def on_step(self, report: StepReport) -> None:
         """Move the bar."""
+        speed = self._speed.after(report)
         if self._task is not None:
-            speed = f"{report.tokens_per_s:,.0f} {report.unit}/s"
             self._bar.update(self._task, completed=report.step, loss=f"{report.loss:.4f}", speed=speed)
 
     def on_validate(self, report: ValidationReport) -> None:
@@ -60,6 +89,7 @@ class ProgressLines(Callback):
         self._interval = interval
         self._begun_at = self._shown_at = 0.0
         self._first = 0
+        self._speed = Speed(interval)
 
     def on_start(self, report: StartReport) -> None:
         """Note the time."""
@@ -69,14 +99,13 @@ class ProgressLines(Callback):
 
     def on_step(self, report: StepReport) -> None:
         """Print a line if one is due."""
-        now = time.monotonic()
+        now, speed = time.monotonic(), self._speed.after(report)
         if now - self._shown_at < self._interval and report.step < report.steps:
             return
         self._shown_at = now
         left = (report.steps - report.step) * (now - self._begun_at) / max(1, report.step - self._first)
         self._console.print(
-            f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {report.tokens_per_s:,.0f} {report.unit}/s  "
-            f"{_minutes(left)} left",
+            f"step {report.step}/{report.steps}  loss {report.loss:.4f}  {speed}  {_minutes(left)} left",
             highlight=False,
         )
 

@@ -54,6 +54,14 @@ class FirstStep(Callback):
             self._speaker.say(f"{'first step':<22}{report.seconds:6.2f} s")
 
 
+def train_longer(recipe: Recipe, run: RunDirectory, report: EndReport) -> str:
+    """Return the line of what to do next that has a finished run go on for as long again."""
+    config, out = shlex.quote(str(run.config)), shlex.quote(str(run.root))
+    epochs = recipe.train.epochs
+    until = f"train.steps={2 * report.steps}" if epochs is None else f"train.epochs={2 * epochs}"
+    return f"  train longer          paceline train {config} --out {out} --resume --set {until}"
+
+
 def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, *, tensorboard: bool, placed: bool) -> str:
     """Return what the user may do with a finished run, as commands to copy.
 
@@ -64,7 +72,7 @@ def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, *, tensorbo
         tensorboard: whether that is installed.
         placed: the module runs a placed program, which fits any mesh and equals serial, and no fallback.
     """
-    config, out = shlex.quote(str(run.config)), shlex.quote(str(run.root))
+    config = shlex.quote(str(run.config))
     samples = recipe.train.batch // recipe.train.micro_batches
     others = [ranks for ranks in (recipe.mesh.size, 2) if ranks > 1 and samples % ranks == 0]
     lines = [
@@ -72,7 +80,7 @@ def next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, *, tensorbo
         f"figures in {run.metrics.name}.",
         "",
         "What next:",
-        f"  train longer          paceline train {config} --out {out} --resume --set train.steps={2 * report.steps}",
+        train_longer(recipe, run, report),
     ]
     if placed and others:
         lines.append(f"  on another mesh       paceline train {config} --mesh fsdp={others[0]}")

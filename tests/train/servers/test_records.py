@@ -40,7 +40,7 @@ def test_a_step_is_there_once_all_its_tasks_are_each_of_them_once() -> None:
     steps = Steps(pieces=2, steps=4, every=1, rates=[0.4, 0.3, 0.2, 0.1], samples=[4, 3, 1].__getitem__)
 
     def take(number: int, loss: float | None, weight: float = 1.0) -> list[tuple[int, float, float, str]]:
-        found = list(steps.take({"task": number, "loss": loss, "weight": weight, "memory_bytes": 5}))
+        found = steps.take([{"task": number, "loss": loss, "weight": weight, "memory_bytes": 5}])
         assert all(report.learning_rate == [0.4, 0.3, 0.2, 0.1][report.step - 1] for report in found)
         return [(report.step, report.loss, report.weight, report.unit) for report in found]
 
@@ -52,6 +52,15 @@ def test_a_step_is_there_once_all_its_tasks_are_each_of_them_once() -> None:
     ((step, loss, weight, _),) = take(4, None, 0.0)
     assert (step, weight) == (3, 0.0) and math.isnan(loss)
     assert steps.done == 3
+
+
+def test_steps_that_become_known_at_once_share_the_time_since_those_before() -> None:
+    steps = Steps(pieces=1, steps=9, every=1, rates=[0.1] * 9, samples=lambda step: 4)
+    records = [{"task": task, "loss": 1.0, "weight": 4.0} for task in range(9)]
+    (first,) = steps.take(records[:1])
+    others = steps.take(records[1:])
+    assert first.seconds > 0 and [report.step for report in others] == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert len({report.seconds for report in others}) == 1 and others[0].seconds > 0
 
 
 def test_a_step_has_as_many_samples_as_its_tasks() -> None:
@@ -66,7 +75,7 @@ def test_a_step_has_as_many_samples_as_its_tasks() -> None:
     [
         ({}, "-"),
         ({"0": 3, "1": 1}, "0: 75 %, 1: 25 %"),
-        ({"8": 1, "0": 5, "1": 2, "2": 1, "4": 1}, "0: 50 %, 1: 20 %, 2: 10 %, 4+: 20 %"),
+        ({"8": 1, "0": 5, "1": 2, "2": 1, "4": 1}, "0: 50 %, 1: 20 %, 2-3: 10 %, 4+: 20 %"),
     ],
 )
 def test_staleness_in_words(histogram: dict[str, int], words: str) -> None:

@@ -19,7 +19,7 @@ from paceline.train.callbacks import EndReport
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory, write_whole
 from paceline.train.servers.rundir import buffers_of
-from paceline.train.startup import Speaker
+from paceline.train.startup import Speaker, train_longer
 
 
 def finish(
@@ -53,7 +53,7 @@ def finish(
         speaker.console.rule("what the model writes")
         speaker.say(text)
         speaker.console.rule()
-    speaker.say(_next_steps(run, report, logged=directory.read().log))
+    speaker.say(_next_steps(recipe, run, report, logged=directory.read().log))
 
 
 def newest(directory: Directory, job: Job) -> Tables:
@@ -86,18 +86,16 @@ def state_of(module: nn.Module, tables: Tables, buffers: Path) -> dict[str, Tens
     return state
 
 
-def _next_steps(run: RunDirectory, report: EndReport, *, logged: bool) -> str:
-    config, out = shlex.quote(str(run.config)), shlex.quote(str(run.root))
+def _next_steps(recipe: Recipe, run: RunDirectory, report: EndReport, *, logged: bool) -> str:
     lines = [
         f"step {report.step}, {report.seconds:.0f} s. Everything is in {run.root}: the model in {run.model.name}, "
         f"figures in {run.metrics.name}.",
         "",
         "What next:",
+        train_longer(recipe, run, report),
     ]
-    steps = 2 * report.steps
-    lines.append(f"  train longer          paceline train {config} --out {out} --resume --set train.steps={steps}")
     if logged:
-        lines.append(f"  prove what was done   paceline verify --replay {out}")
+        lines.append(f"  prove what was done   paceline verify --replay {shlex.quote(str(run.root))}")
     if importlib.util.find_spec("tensorboard") is not None:
         lines.append(f"  look at the curves    tensorboard --logdir {shlex.quote(str(run.tensorboard))}")
     return "\n".join(lines)

@@ -76,12 +76,12 @@ class Progress:
         self._take(self._records.new())
 
     def _take(self, records: Iterable[Mapping[str, Any]]) -> None:
-        for record in records:
-            if "task" in record:
-                for report in self.steps.take(record):
-                    for callback in self._callbacks:
-                        callback.on_step(report)
-            elif record.get("weight"):
+        known = list(records)
+        for report in self.steps.take(record for record in known if "task" in record):
+            for callback in self._callbacks:
+                callback.on_step(report)
+        for record in known:
+            if "evaluation" in record and record.get("weight"):
                 loss = math.nan if record["loss"] is None else float(record["loss"])
                 step = int(record["evaluation"]) * self._every
                 found = ValidationReport(step, loss, record["weight"], record["seconds"], _numbers(record["metrics"]))

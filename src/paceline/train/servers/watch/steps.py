@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from paceline.train.callbacks import StepReport
@@ -51,8 +51,19 @@ class Steps:
         """Steps that are there."""
         return self._next * self._every
 
-    def take(self, record: Mapping[str, Any]) -> Iterator[StepReport]:
-        """Take a task; yield the steps that it completes. A task that comes twice counts once."""
+    def take(self, records: Iterable[Mapping[str, Any]]) -> list[StepReport]:
+        """Take tasks that became known at once; return the steps that they complete. A task counts once.
+
+        Such steps took equal parts of the time since those before, as no more is known of when each was done.
+        """
+        done = [report for record in records for report in self._take(record)]
+        if not done:
+            return []
+        now, before = time.monotonic(), self._at
+        self._at = now
+        return [replace(report, seconds=(now - before) / len(done)) for report in done]
+
+    def _take(self, record: Mapping[str, Any]) -> Iterator[StepReport]:
         task, clock = int(record["task"]), int(record["task"]) // self._pieces
         self._peak = max(self._peak, int(record.get("memory_bytes") or 0))
         if clock < self._next:
@@ -68,8 +79,6 @@ class Steps:
         self._next += 1
         weight = sum(pair[1] for pair in tasks)
         loss = math.fsum(loss * count for loss, count in tasks) / weight if weight else math.nan
-        now, before = time.monotonic(), self._at
-        self._at = now
         unit: Literal["tokens", "samples"] = "samples" if weight == samples else "tokens"
         rate = self._rates[self.done - 1]
-        return StepReport(self.done, self._steps, loss, rate, None, weight, now - before, self._peak, unit=unit)
+        return StepReport(self.done, self._steps, loss, rate, None, weight, 0.0, self._peak, unit=unit)

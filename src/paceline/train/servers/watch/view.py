@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.train.callbacks import Callback, EndReport, MembersReport, StartReport, StepReport, ValidationReport
+from paceline.train.progress import Speed
 
 _COLUMNS: Final = ("", "updates/s", "in", "out", "staleness", "queue", "lag", "memory")
 
@@ -38,12 +39,12 @@ def members_table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def staleness_words(histogram: Mapping[str, int]) -> str:
-    """Return a histogram of staleness, such as `0: 61 %, 1: 30 %, 2: 5 %, 4+: 4 %`."""
+    """Return a histogram of staleness, such as `0: 61 %, 1: 30 %, 2-3: 5 %, 4+: 4 %`."""
     total = sum(histogram.values())
     if not total:
         return "-"
     ordered = sorted((int(low), count) for low, count in histogram.items())
-    shown = [f"{low}: {100 * count / total:.0f} %" for low, count in ordered[:3]]
+    shown = [f"{_bucket(low)}: {100 * count / total:.0f} %" for low, count in ordered[:3]]
     rest = sum(count for _, count in ordered[3:])
     return ", ".join([*shown, *([f"{ordered[3][0]}+: {100 * rest / total:.0f} %"] if rest else [])])
 
@@ -66,6 +67,7 @@ class MembersView(Callback):
         )
         self._live = Live(self._bar, console=console, refresh_per_second=4)
         self._task = self._bar.add_task("", total=1, loss="-", speed="-")
+        self._speed = Speed()
 
     def on_start(self, report: StartReport) -> None:
         """Begin to draw."""
@@ -74,8 +76,8 @@ class MembersView(Callback):
 
     def on_step(self, report: StepReport) -> None:
         """Move the bar."""
-        speed = f"{report.tokens_per_s:,.0f} {report.unit}/s"
-        self._bar.update(self._task, completed=report.step, loss=f"{report.loss:.4f}", speed=speed)
+        loss, speed = f"{report.loss:.4f}", self._speed.after(report)
+        self._bar.update(self._task, completed=report.step, loss=loss, speed=speed)
 
     def on_validate(self, report: ValidationReport) -> None:
         """Print a line above."""
@@ -106,6 +108,10 @@ class MembersLines(Callback):
         if self._figures:
             width = max(_WIDTH, self._console.width)  # a file takes long lines
             Console(file=self._console.file, width=width).print(members_table(self._figures))
+
+
+def _bucket(low: int) -> str:
+    return str(low) if low < 2 else f"{low}-{2 * low - 1}"
 
 
 def _bytes(value: Any) -> str:
