@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from paceline.errors import RecipeError
-from paceline.exchange.directory import Directory
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.shard.manifest import Manifest
 from paceline.exchange.shard.snapshot import Taken, load_shard, write_shard
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
+from paceline.train.rundir import RunDirectory
 from paceline.train.servers.groups import cuts
 from paceline.train.servers.groups.cuts import choose, keep, kept
 from paceline.train.servers.groups.ledger import Ledger
 from paceline.train.servers.groups.meeting import Kind, Meeting
 from paceline.train.servers.groups.offline import restored, to_global, to_group
+from paceline.train.servers.rundir import part_of
 from tests.train.servers import test_bridge
 from tests.train.servers.in_memory import Kept
 from tests.train.servers.test_bridge import BEGAN, World
@@ -38,8 +39,9 @@ class Disk:
     """The world's directories, and snapshots that are taken of it. `moved`: of each task of a group its gradient."""
 
     def __init__(self, folder: Path) -> None:
-        self.world = World(folder / "groups")
-        self.above, self.groups = Directory(folder / "exchange"), [Directory(folder / "groups" / str(g)) for g in "01"]
+        part = part_of(RunDirectory(folder))
+        self.world = World(part.root / "groups")
+        self.above, self.groups = part.exchange(), [part.exchange(group) for group in range(2)]
         self.all = list(zip((self.world.above, *self.world.groups), (self.above, *self.groups), strict=True))
         for exchange, directory in self.all:
             directory.write(Charter(exchange.job, Terms(tasks=100), Address()))

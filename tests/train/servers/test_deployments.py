@@ -109,7 +109,8 @@ def test_groups_with_tables_go_on_after_bridges_and_then_everybody_were_killed(t
     given = sets(
         server=f"{{{GROUPS}, sync_every: 2, consistency: asp, tables: {{words.weight: ids}}}}", train__steps=60
     )
-    above, groups = Directory(out / "exchange"), [Directory(out / "groups" / str(group)) for group in range(2)]
+    above = Directory(out / "exchange")
+    groups = [Directory(above.root / "groups" / str(group)) for group in range(2)]
 
     def met() -> int:
         ledgers = [Ledger(group.root) for group in groups]
@@ -128,7 +129,7 @@ def test_groups_with_tables_go_on_after_bridges_and_then_everybody_were_killed(t
     learns(out)
     learnt = load_file(out / "model.safetensors")
     assert sorted(learnt["words.weight.keys"].tolist()) == [0, 1, 1000, 1001, 2000, 2001]
-    assert all((out / "groups" / f"{group}-before-1" / "cuts").is_dir() for group in range(2))
+    assert all((out / "exchange-before-1" / "groups" / str(group) / "cuts").is_dir() for group in range(2))
     report = verify_replay(out)
     assert report.equal, report.text
     assert min(Ledger(group.root).last().base for group in groups) >= 2

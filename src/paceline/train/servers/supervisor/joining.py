@@ -13,7 +13,7 @@ from paceline.train.recipe import load_recipe
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.processes.children import Child, Children
 from paceline.train.servers.processes.nursery import Nursery
-from paceline.train.servers.rundir import exchange_of
+from paceline.train.servers.rundir import exchange_of, part_of
 from paceline.train.servers.watch.news import News
 
 _POLL_S: Final = 0.05
@@ -40,9 +40,8 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
     section = load_recipe(run.config).server
     if kind == "server" and section is not None and section.is_hogwild:
         raise ExchangeError(f"workers of {root} share memory (server.consistency: hogwild), and there are no servers.")
-    if group is None and (root / "groups").is_dir():
-        groups = sorted(path.name for path in (root / "groups").iterdir() if path.name.isdigit())
-        raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(groups)}.")
+    if group is None and (groups := part_of(run).groups()):
+        raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(map(str, groups))}.")
     label = "" if group is None else f"-{group}"
     with Children(root / "logs", nursery) as children, NotedSignals() as signals:
         news = News(directory.events, "", lambda role, number, pid: children.joined(pid, f"{role}{label}-{number}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,9 @@ from paceline.train.servers.groups.meeting import Kind, Meeting
 from paceline.train.servers.groups.offline import Change, restored, to_global, to_group
 from paceline.train.servers.recipe.groups import global_job, global_terms, group_job, group_terms, met
 from paceline.train.servers.recipe.section import ServerSection
-from paceline.train.servers.rundir import exchange_of
+from paceline.train.servers.rundir import Part, part_of, parts_before
 from paceline.train.servers.supervisor.cluster import charter_for
+from paceline.train.servers.supervisor.renewal import renewed
 
 Values: TypeAlias = Mapping[str, Tensor]
 
@@ -40,51 +42,68 @@ class Made(NamedTuple):
     groups: list[tuple[Directory, Charter]]
 
 
-def begin(directory: Directory, server: ServerSection, job: Job, terms: Terms, values: Values) -> Charter:
-    """Make the directory of an exchange that begins with these values."""
-    charter = charter_for(server, job, terms, directory)
-    directory.write(charter)
-    write_initial(directory.snapshots, job, values)
+class Place(NamedTuple):
+    """Of an exchange: where it is written, and where it will be; what it was is there until then."""
+
+    draft: Directory
+    becomes: Directory
+
+
+class _Places(NamedTuple):
+    """Of a part of a run."""
+
+    becomes: Part
+    draft: Part
+
+    def of(self, group: int | None) -> Place:
+        """Return those of its exchange, or of a group's."""
+        return Place(self.draft.exchange(group), self.becomes.exchange(group))
+
+
+def begin(place: Place, server: ServerSection, job: Job, terms: Terms, values: Values) -> Charter:
+    """Write an exchange that begins with these values."""
+    charter = charter_for(server, job, terms, place.becomes)
+    place.draft.write(charter)
+    write_initial(place.draft.snapshots, job, values)
     return charter
 
 
-def go_on(directory: Directory, server: ServerSection, job: Job, terms: Terms) -> Charter:
-    """Make the directory of an exchange anew, so that it goes on from its newest snapshot.
-
-    What it was is kept beside it, under `before-1`, `before-2` and so on.
+def go_on(place: Place, server: ServerSection, job: Job, terms: Terms) -> Charter:
+    """Write an exchange that goes on from the newest snapshot of what is there.
 
     Raises:
         RecipeError: there is no snapshot, or the run is at its end.
     """
-    numbers = whole_snapshots(directory.snapshots)
+    there = place.becomes
+    numbers = whole_snapshots(there.snapshots)
     if not numbers:
-        raise RecipeError(f"there is nothing to resume in {directory.root}: no snapshot of it is whole.")
-    newest = directory.snapshot(numbers[-1])
+        raise RecipeError(f"there is nothing to resume in {there.root}: no snapshot of it is whole.")
+    newest = there.snapshot(numbers[-1])
     if Manifest.read(newest).first_task >= terms.tasks:
         raise _at_its_end(terms, job)
-    return _from(directory, server, job, terms, newest, ())
+    return _from(place, server, job, terms, newest, ())
 
 
 def _from(
-    directory: Directory, server: ServerSection, job: Job, terms: Terms, snapshot: Path, changes: Sequence[Change]
+    place: Place, server: ServerSection, job: Job, terms: Terms, snapshot: Path, changes: Sequence[Change]
 ) -> Charter:
-    """Make a directory anew, to go on from a snapshot in it, with changes that this may lack."""
-    before = _aside(directory.root)
-    Directory(before).memory.unlink(missing_ok=True)  # of hogwild: what it held is in the snapshot
-    source = before / snapshot.relative_to(directory.root)
-    manifest = Manifest.read(source)
+    """Write an exchange that goes on from a snapshot of before, with changes that this may lack."""
+    manifest = Manifest.read(snapshot)
     terms = replace(terms, first_task=min(manifest.first_task, terms.tasks), restored=manifest.number)
-    charter = charter_for(server, job, terms, directory)
-    directory.write(charter)
-    restored(source, job, changes, directory.snapshot(manifest.number))
+    charter = charter_for(server, job, terms, place.becomes)
+    place.draft.write(charter)
+    restored(snapshot, job, changes, place.draft.snapshot(manifest.number))
     return charter
 
 
 def prepare(run: RunDirectory, server: ServerSection, job: Job, terms: Terms, values: Values, *, resume: bool) -> Made:
     """Make all exchanges of a run.
 
+    What it did before is kept beside (`rundir.parts_before`). Whoever dies in here leaves the run as it was, or ready
+    to go on.
+
     Args:
-        run: directory.
+        run: directory, with its recipe.
         server: the recipe's section.
         job: of a group, or the only one.
         terms: of that.
@@ -94,33 +113,38 @@ def prepare(run: RunDirectory, server: ServerSection, job: Job, terms: Terms, va
     Raises:
         RecipeError: there is nothing to go on from.
     """
-    directory = exchange_of(run)
-    if server.deployment != "groups":
-        charter = go_on(directory, server, job, terms) if resume else begin(directory, server, job, terms, values)
-        return Made((directory, charter), [(directory, charter)])
-    if resume:
-        return _groups_go_on(run, server, job, terms)
-    return _groups_begin(run, server, job, terms, values)
+    with renewed(run) as draft:
+        shutil.copyfile(run.config, draft.recipe)
+        places = _Places(part_of(run), draft)
+        if server.deployment == "groups":
+            made = (_groups_go_on if resume else _groups_begin)(places, server, job, terms, values)
+        else:
+            main = places.of(None)
+            charter = go_on(main, server, job, terms) if resume else begin(main, server, job, terms, values)
+            made = Made((main.becomes, charter), [(main.becomes, charter)])
+    for before in parts_before(run):  # of hogwild: what it held is in the snapshot
+        before.exchange().memory.unlink(missing_ok=True)
+    return made
 
 
-def _groups_begin(run: RunDirectory, server: ServerSection, job: Job, terms: Terms, values: Values) -> Made:
-    directory = exchange_of(run)
-    over = begin(directory, server, global_job(job, server.groups), global_terms(server, terms, job), values)
+def _groups_begin(places: _Places, server: ServerSection, job: Job, terms: Terms, values: Values) -> Made:
+    main = places.of(None)
+    over = begin(main, server, global_job(job, server.groups), global_terms(server, terms, job), values)
     inside, its_terms = group_job(job), group_terms(server, terms)
     both = {**values, **{met(name): value for name, value in values.items()}}
     groups = []
     for number in range(server.groups):
-        there = exchange_of(run, number)
-        charter = begin(there, server, inside, its_terms, both)
-        _begin_meetings(there, 0, charter.terms.restored)
-        groups.append((there, charter))
-    return Made((directory, over), groups)
+        place = places.of(number)
+        charter = begin(place, server, inside, its_terms, both)
+        _begin_meetings(place.draft, 0, charter.terms.restored)
+        groups.append((place.becomes, charter))
+    return Made((main.becomes, over), groups)
 
 
-def _groups_go_on(run: RunDirectory, server: ServerSection, job: Job, terms: Terms) -> Made:
-    """Make all exchanges anew, so that they go on from snapshots that go together."""
-    directory, there = exchange_of(run), [exchange_of(run, number) for number in range(server.groups)]
-    snapshot, cuts = choose(directory, there)
+def _groups_go_on(places: _Places, server: ServerSection, job: Job, terms: Terms, _: Values) -> Made:
+    """Write all exchanges, so that they go on from snapshots that go together."""
+    main, its = places.of(None), [places.of(number) for number in range(server.groups)]
+    snapshot, cuts = choose(main.becomes, [place.becomes for place in its])
     over, its_terms = global_job(job, server.groups), global_terms(server, terms, job)
     done = [Manifest.read(cut.snapshot).first_task for cut in cuts]
     if max(done) > terms.tasks:
@@ -133,14 +157,14 @@ def _groups_go_on(run: RunDirectory, server: ServerSection, job: Job, terms: Ter
         its_terms = replace(its_terms, tasks=max(its_terms.tasks, meetings * server.groups))
     last = sorted(enumerate(cut.meeting for cut in cuts), key=lambda held: held[1].number)
     carried = [to_global(meeting, group, len(cuts)) for group, meeting in last if meeting.kind is not Kind.BEGAN]
-    main = (directory, _from(directory, server, over, its_terms, snapshot, carried))
+    charter = _from(main, server, over, its_terms, snapshot, carried)
     groups = []
-    for group, (cut, its) in enumerate(zip(cuts, there, strict=True)):
+    for group, (cut, place) in enumerate(zip(cuts, its, strict=True)):
         changes = [to_group(cut.meeting, group)] if cut.meeting.kind is not Kind.BEGAN else []
-        charter = _from(its, server, group_job(job), group_terms(server, terms), cut.snapshot, changes)
-        _begin_meetings(its, cut.meeting.number, charter.terms.restored)
-        groups.append((its, charter))
-    return Made(main, groups)
+        its_charter = _from(place, server, group_job(job), group_terms(server, terms), cut.snapshot, changes)
+        _begin_meetings(place.draft, cut.meeting.number, its_charter.terms.restored)
+        groups.append((place.becomes, its_charter))
+    return Made((main.becomes, charter), groups)
 
 
 def _begin_meetings(group: Directory, number: int, snapshot: int) -> None:
@@ -153,12 +177,3 @@ def _at_its_end(terms: Terms, job: Job) -> RecipeError:
     return RecipeError(
         f"the run has done all of its {terms.tasks // job.pieces} rounds; ask for more (train.steps) to go on."
     )
-
-
-def _aside(root: Path) -> Path:
-    """Move a directory out of the way; return where it is."""
-    number = 1
-    while (target := root.with_name(f"{root.name}-before-{number}")).exists():
-        number += 1
-    root.rename(target)
-    return target
