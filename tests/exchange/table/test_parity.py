@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,31 @@ def test_sparse_tables_are_the_same(both, rule, dtype, width):
     read = [torch.empty(1400, width, dtype=dtype) for _ in both]
     assert native.read(everything, read[0]) == portable.read(everything, read[1]) == 1400 - len(native)
     assert same_bits(*read)
+
+
+@rules
+@dtypes
+def test_several_tables_in_one_call_are_as_one_after_the_other(both, rule, dtype):
+    draw = torch.Generator().manual_seed(3)
+    initializer = Initializer("normal", 0.1)
+    each, native, portable = (
+        [Sparse(5, dtype, rule, initializer, 7, one) for _ in range(3)] for one in (both[0], *both)
+    )
+    bounds = [0, 40, 40, 100]  # one has nothing
+    for factor in (1.0, 0.7, 0.7):
+        keys = torch.randint(60, (100,), generator=draw)
+        gradients = torch.randn(100, 5, generator=draw, dtype=torch.float64).to(dtype)
+        for table, (begin, end) in zip(each, pairwise(bounds), strict=True):
+            table.update(keys[begin:end], gradients[begin:end], factor)
+        for tables in (native, portable):
+            Sparse.update_several(tables, bounds, keys, gradients, factor)
+    read = [torch.empty(100, 5, dtype=dtype) for _ in range(3)]
+    for table, (begin, end) in zip(each, pairwise(bounds), strict=True):
+        table.read(keys[begin:end], read[0][begin:end])
+    for tables, out in zip((native, portable), read[1:], strict=True):
+        Sparse.read_several(tables, bounds, keys, out)
+        assert same_bits(read[0], out)
+        assert all(same_state(ours, theirs) for ours, theirs in zip(each, tables, strict=True))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in _RULES if RULES[rule.name].dense], ids=str)

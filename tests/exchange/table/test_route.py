@@ -7,7 +7,7 @@ import torch
 
 from paceline.errors import ExchangeError
 from paceline.exchange.layout import shards_of
-from paceline.exchange.table.route import route, stray_key, unique_keys, unique_rows
+from paceline.exchange.table.route import route, stray_key, stray_of_several, unique_keys, unique_rows
 
 
 def test_route_sorts_by_shard_and_keeps_the_order_within(implementation):
@@ -28,6 +28,18 @@ def test_a_key_of_another_shard_is_found(implementation):
     assert stray_key(mine[:0], 3, 16, implementation) is None
     foreign = keys[order[offsets[4] : offsets[4] + 2]]
     assert stray_key(torch.cat([mine, foreign]), 3, 16, implementation) == int(foreign[0])
+
+
+def test_a_key_that_is_not_of_its_part_is_found(implementation):
+    keys = torch.arange(100)
+    order, offsets = route(keys, 4, implementation)
+    ordered, bounds = keys[order], offsets.tolist()
+    assert stray_of_several(ordered, bounds, [0, 1, 2, 3], 4, implementation) is None
+    assert stray_of_several(ordered, bounds, [0, 1, 3, 3], 4, implementation) == ordered[bounds[2]]
+    assert stray_of_several(ordered, [*bounds[:3], bounds[3] + 1], [0, 1, 2], 4, implementation) == ordered[bounds[3]]
+    assert stray_of_several(ordered, [0], [], 4, implementation) is None
+    with pytest.raises(ValueError, match="bounds do not"):
+        stray_of_several(ordered, [0, 3, 2], [0, 0], 4, implementation)
 
 
 def test_unique_rows_add_up_in_order(implementation):

@@ -129,3 +129,13 @@ def test_what_does_not_fit_is_explained_and_changes_nothing(implementation):
     with pytest.raises(ExchangeError, match="Did you mean 'normal'"):
         Sparse(1, torch.float32, Rule(), Initializer("norml"), 0, implementation)
     assert len(table) == 0
+
+
+@pytest.mark.parametrize("bounds", [[0, 2], [0, 2, 6], [-1, 2, 5], [0, 3, 2], []])
+def test_several_tables_take_no_keys_that_are_not_there(implementation, bounds):
+    tables = [_table(implementation), _table(implementation)]
+    with pytest.raises((ValueError, IndexError)):
+        Sparse.update_several(tables, bounds, _KEYS, torch.ones(5, 3, dtype=torch.float64))
+    with pytest.raises((ValueError, IndexError)):
+        Sparse.read_several(tables, bounds, _KEYS, torch.empty(5, 3, dtype=torch.float64))
+    assert not any(map(len, tables))

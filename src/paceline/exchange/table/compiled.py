@@ -23,6 +23,9 @@ class Compiled:
         self.route = module.route
         self.find_shared = module.find_shared
         self.stray = module.stray
+        self.stray_of_several = module.stray_of_several
+        self.update_several = module.update_several
+        self.read_several = module.read_several
         self.unique = module.unique
         self.sum_rows = module.sum_rows
 

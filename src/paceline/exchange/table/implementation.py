@@ -109,6 +109,29 @@ class Implementation(Protocol):
         """Return the place of the first key that is of another shard; -1: all are of this one."""
         ...
 
+    def stray_of_several(
+        self, keys: NDArray[np.int64], bounds: Sequence[int], numbers: Sequence[int], shards: int
+    ) -> int:
+        """Return the place of the first key that is of another shard than its part; -1: there is none.
+
+        Args:
+            keys: of all parts. [n]
+            bounds: keys of part i are from `bounds[i]` to `bounds[i + 1]`.
+            numbers: the shard of each part.
+            shards: of all.
+        """
+        ...
+
+    def update_several(
+        self, tables: Sequence[Rows], bounds: Sequence[int], keys: NDArray[np.int64], gradients: _Array
+    ) -> None:
+        """Update several tables of one width, one after the other; keys of table i are as in `stray_of_several`."""
+        ...
+
+    def read_several(self, tables: Sequence[Rows], bounds: Sequence[int], keys: NDArray[np.int64], out: _Array) -> None:
+        """Read rows of several tables of one width; keys of table i are as in `stray_of_several`."""
+        ...
+
     def unique(self, keys: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return keys once, in the order in which they came; writes the place of each given one."""
         ...

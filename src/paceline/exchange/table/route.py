@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,28 @@ def stray_key(keys: Tensor, shard: int, shards: int, implementation: Implementat
     _check(keys)
     array = (keys if keys.is_contiguous() else keys.contiguous()).numpy()
     place = (implementation or chosen()).stray(array, shard, shards)
+    return None if place < 0 else int(keys[place])
+
+
+def stray_of_several(
+    keys: Tensor,
+    bounds: Sequence[int],
+    numbers: Sequence[int],
+    shards: int,
+    implementation: Implementation | None = None,
+) -> int | None:
+    """Return the first key that is of another shard than its part says; None where there is none.
+
+    Args:
+        keys: [n] int64, those of part i from `bounds[i]` to `bounds[i + 1]`.
+        bounds: [parts + 1], rising.
+        numbers: the shard of each part.
+        shards: of all.
+        implementation: None: this process's.
+    """
+    _check(keys)
+    array = (keys if keys.is_contiguous() else keys.contiguous()).numpy()
+    place = (implementation or chosen()).stray_of_several(array, bounds, numbers, shards)
     return None if place < 0 else int(keys[place])
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.errors import ExchangeError
 from paceline.exchange.job import Initializer, Rule
 from paceline.exchange.table.choice import chosen
-from paceline.exchange.table.implementation import Implementation
+from paceline.exchange.table.implementation import Implementation, Rows
 from paceline.exchange.table.initial import Beginning
 from paceline.exchange.table.rates import AtRate
 from paceline.exchange.table.rules import rule_of
@@ -57,7 +57,8 @@ class Sparse:
         self._rule = rule_of(rule)
         self._steps = Steps(self._rule)
         beginning = Beginning.of(initializer, seed)
-        self._rows = (implementation or chosen()).rows(width, _DTYPES[dtype], self._rule, beginning)
+        self._implementation = implementation or chosen()
+        self._rows = self._implementation.rows(width, _DTYPES[dtype], self._rule, beginning)
         self._rows.set_tables(self._steps.tables)
         self._set_rate = AtRate(self._rule, self._rows.set_rule)
 
@@ -85,10 +86,32 @@ class Sparse:
         keys: [n], gradients: [n, width].
         """
         self._check(keys, gradients)
-        if self._steps.advance():
-            self._rows.set_tables(self._steps.tables)
-        self._set_rate(factor)
-        self._rows.update(_keys(keys), self._typed(gradients))
+        self._advanced(factor).update(_keys(keys), self._typed(gradients))
+
+    @classmethod
+    def update_several(
+        cls, tables: Sequence[Self], bounds: Sequence[int], keys: Tensor, gradients: Tensor, factor: float = 1.0
+    ) -> None:
+        """Do as `update` for several tables of one kind, in one call.
+
+        Args:
+            tables: one at least; one may come twice.
+            bounds: keys of table i are from `bounds[i]` to `bounds[i + 1]`; [tables + 1], rising.
+            keys: of all of them. [n]
+            gradients: the same. [n, width]
+            factor: of the rule's learning rate.
+        """
+        first = tables[0]
+        first._check(keys, gradients)
+        rows = [table._advanced(factor) for table in tables]
+        first._implementation.update_several(rows, bounds, _keys(keys), first._typed(gradients))
+
+    @classmethod
+    def read_several(cls, tables: Sequence[Self], bounds: Sequence[int], keys: Tensor, out: Tensor) -> None:
+        """Do as `read` for several tables of one kind, in one call; see `update_several`. out: contiguous."""
+        first = tables[0]
+        first._check(keys, out)
+        first._implementation.read_several([table._rows for table in tables], bounds, _keys(keys), out.numpy())
 
     def add(self, keys: Tensor, differences: Tensor) -> None:
         """Add to values as they are; new rows are made, state stays. keys: [n], differences: [n, width].
@@ -148,6 +171,13 @@ class Sparse:
     def _columns(self) -> dict[str, int]:
         """What is kept for a row, and how many numbers each is."""
         return dict.fromkeys((VALUES, *self._rule.elements), self.width) | dict.fromkeys(self._rule.rows, 1)
+
+    def _advanced(self, factor: float) -> Rows:
+        """Return the rows, ready for one update more."""
+        if self._steps.advance():
+            self._rows.set_tables(self._steps.tables)
+        self._set_rate(factor)
+        return self._rows
 
     def _check(self, keys: Tensor, values: Tensor) -> None:
         if keys.dtype != torch.int64 or keys.ndim != 1:

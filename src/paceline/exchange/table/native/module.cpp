@@ -3,55 +3,26 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <optional>
-
+#include "arrays.hpp"
 #include "route.hpp"
 #include "rows.hpp"
+#include "several.hpp"
 #include "shared.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
+using paceline::Array;
+using paceline::Arrays;
 using paceline::Beginning;
+using paceline::check;
+using paceline::check_rows;
 using paceline::Column;
+using paceline::Keys;
+using paceline::Released;
 using paceline::Rows;
 using paceline::Steps;
-
-template <typename T>
-using Array = py::array_t<T, py::array::c_style>;
-using Keys = Array<int64_t>;
-template <typename T>
-using Arrays = std::vector<Array<T>>;
-
-// Gives up the interpreter where the work takes longer than to have it back from another thread, which may keep it for
-// milliseconds.
-class Released {
- public:
-  explicit Released(size_t elements) {
-    if (elements > kMost) {
-      released_.emplace();
-    }
-  }
-
- private:
-  static constexpr size_t kMost = 32 << 10;
-  std::optional<py::gil_scoped_release> released_;
-};
-
-void check(bool right, const char* what) {
-  if (!right) {
-    throw py::value_error(what);
-  }
-}
-
-template <typename T>
-void check_rows(const Keys& keys, const Array<T>& values, size_t width) {
-  check(
-      keys.ndim() == 1 && values.ndim() == 2 && values.shape(0) == keys.shape(0) &&
-          static_cast<size_t>(values.shape(1)) == width,
-      "keys and values do not fit");
-}
 
 // T: const where the columns are read only.
 template <typename T, typename Data>
@@ -208,6 +179,7 @@ void update_shared(
 template <typename T>
 void bind_type(py::module_& m, const char* rows) {
   bind_rows<T>(m, rows);
+  paceline::bind_several<T>(m);
   m.def(
       "update_dense",
       &update_dense<T>,
@@ -284,6 +256,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       py::arg("keys").noconvert(),
       py::arg("shard"),
+      py::arg("shards"));
+  m.def(
+      "stray_of_several",
+      &paceline::stray_of_several,
+      py::arg("keys").noconvert(),
+      py::arg("bounds"),
+      py::arg("numbers"),
       py::arg("shards"));
   m.def(
       "unique",

@@ -10,7 +10,7 @@ import numpy as np
 from paceline.exchange.table.implementation import DenseUpdate, Rows, SharedUpdate
 from paceline.exchange.table.initial import Beginning
 from paceline.exchange.table.portable import route as routing
-from paceline.exchange.table.portable import shared
+from paceline.exchange.table.portable import several, shared
 from paceline.exchange.table.portable.dense import update_dense
 from paceline.exchange.table.portable.rows import PortableRows
 from paceline.exchange.table.rules import UpdateRule
@@ -22,6 +22,9 @@ class Portable:
     find_shared = staticmethod(shared.find)
     route = staticmethod(routing.route)
     stray = staticmethod(routing.stray)
+    stray_of_several = staticmethod(several.stray)
+    update_several = staticmethod(several.update)
+    read_several = staticmethod(several.read)
     unique = staticmethod(routing.unique)
     sum_rows = staticmethod(routing.sum_rows)
 
