@@ -172,6 +172,19 @@ def test_what_a_malformed_message_says_changes_nothing(desk: Desk) -> None:
     assert not desk.state.tasks.counts()["done"]
 
 
+def test_the_last_figures_of_who_left_are_told_for_a_while_and_of_who_was_killed_not(desk: Desk) -> None:
+    one, two, three = (desk.join(nonce) for nonce in "abc")
+    desk.say(one, "beat", figures={"tasks": 1})
+    desk.say(one, "leave", 2, figures={"tasks": 2})
+    desk.say(two, "beat", figures={"tasks": 3})
+    desk.say(two, "leave", 2, figures=None)
+    desk.say(three, "close")
+    found = [{"id": id, "role": "worker", "figures": {"tasks": tasks}} for id, tasks in ((1, 2), (2, 3))]
+    assert desk.coordinator.status()["left"] == found
+    desk.pass_s(61.0)
+    assert desk.coordinator.status()["left"] == []
+
+
 def test_a_copy_reported_for_an_earlier_move_does_not_count(desk: Desk) -> None:
     first = desk.join("s", "server")
     desk.join("t", "server")

@@ -31,6 +31,7 @@ def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None
     assert [round(row["lr"], 9) for row in rows] == [round(0.2 * 0.9 ** (step // 3), 9) for step in range(done + 12)]
     assert gap(out, serial(out / "config.yaml", done + 12)) < 1e-9
     assert read_metrics(out / "metrics.jsonl", "validation")[-1]["step"] == done + 12
+    assert figures(out, "worker", "pushes", last=True), "the last line tells of workers that have left"
     assert all((out / "logs" / name).exists() for name in ("server-1.log", "server-1-before-1.log"))
     report = verify_replay(out)
     assert report.equal, report.text
@@ -83,6 +84,7 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
         run.until(lambda: figures(out, "server", "updates") and figures(out, "worker", "pushes"))
         run.process.send(signal.SIGINT)
         assert run.finish() == 130, run.said
+    assert figures(out, "worker", "pushes", last=True)
     report = verify_replay(out)
     assert report.equal, report.text
     assert not list((out / "logs").glob("*-joined-*")), "the log of who joined has its number too"
@@ -91,9 +93,9 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
     assert [event["event"] for event in events].count("recovered") == 1
 
 
-def figures(out: Path, role: str, figure: str) -> bool:
-    """Whether any line of figures has seen a member of that role do something."""
-    rows = [row["members"] for row in read_metrics(out / "metrics.jsonl", "members")]
+def figures(out: Path, role: str, figure: str, *, last: bool = False) -> bool:
+    """Whether any line of figures, or the last one, has seen a member of that role do something."""
+    rows = [row["members"] for row in read_metrics(out / "metrics.jsonl", "members")][-1 if last else 0 :]
     return any(values.get(figure, 0) > 0 for row in rows for name, values in row.items() if name.startswith(role))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from paceline.exchange.directory import Directory
 from paceline.exchange.interface import Deal, Order
 from paceline.exchange.membership.books import Books
 from paceline.exchange.membership.partitions import Partitions
-from paceline.exchange.membership.presence import Peer, Presence
+from paceline.exchange.membership.presence import Departed, Peer, Presence
 from paceline.exchange.membership.protocol import Message
 from paceline.exchange.membership.report import described, headcount, wants
 from paceline.exchange.membership.seats import Process, Role, Seat
@@ -31,6 +32,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 _PARK_S: Final = 0.25
 """How long a question for work waits for some before it is answered with WAIT."""
+
+_REMEMBERED_S: Final = 60.0
+"""How long figures of a member that left are told: of those who leave at the end of a job, all have the last ones."""
 
 _RETURN: Final = 0.1
 """Part of a lease within which a member whose connection ended must be back, where its process cannot be seen."""
@@ -58,6 +62,7 @@ class Coordinator:
         self._job, self._terms, self._books, self._watch = charter.job, charter.terms, books, watch
         self._snapshots = Snapshots(charter, directory, books)
         self._members: dict[int, Presence] = {seat: Presence(now_s) for seat in books.state.seats}
+        self._departed: deque[Departed] = deque(maxlen=64)
         self._peers: dict[Peer, int] = {}
         self._synced: set[Move] = set()
         self._turned: set[Turn] = set()
@@ -121,6 +126,7 @@ class Coordinator:
             self._snapshots.failed(message["number"], message["why"])
         elif what == "leave":
             presence.leaving = number
+            presence.figures = message.get("figures") or presence.figures
             self._leave(id)
         elif what == "close":
             self.remove(id, "it closed its connection")
@@ -180,6 +186,8 @@ class Coordinator:
         needed = not (self._over or (seat.role is Role.WORKER and self._books.state.tasks.finished))
         name = "gone" if needed and not seat.leaving else "left"
         self._books.event(name, id=id, role=seat.role.value, why=why)
+        if name == "left":
+            self._departed.append(Departed(seat, self._now_s, presence.figures))
         _LOG.info("%s %d %s: %s", seat.role.value, id, "is gone" if name == "gone" else "left", why)
         self._servers_changed |= seat.role is Role.SERVER
         self._partitions.forget(id)
@@ -196,6 +204,7 @@ class Coordinator:
         return {
             **described(self._books.state, self._terms, deals=self._deals, saved=self._snapshots.complete),
             "members": [self._members[id].described(seat, self._now_s) for id, seat in self._books.state.seats.items()],
+            "left": [one.described() for one in self._departed if self._now_s < one.at_s + _REMEMBERED_S],
         }
 
     @property

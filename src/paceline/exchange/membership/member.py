@@ -248,7 +248,7 @@ class Member:
         """Leave the job; returns once nothing depends on this member, for a server: once its shards are elsewhere."""
         self._leaving = True
         try:
-            self._link.ask({"say": "leave"})
+            self._link.ask({"say": "leave", "figures": self._figures})
         except ConnectionLost as error:  # it left before the coordinator was started again, or was taken for gone
             _LOG.info("left: %s", error)
         self.close()

@@ -42,6 +42,7 @@ class Observer:
             epoch, view
             tasks     total, done, dealt (and not done), waiting (of workers that are gone), next, clock
             members   id, role, pid, machine, leaving, connected, silent_s, figures (as they reported)
+            left      id, role and figures of members that left in the last minute
             snapshot  number of the last that is complete; snapshots, saving: number and clock of those that are still
                       there, and of the one in the making
 

@@ -54,3 +54,22 @@ class Presence:
             "silent_s": round(now_s - self.heard_s, 3),
             "figures": self.figures,
         }
+
+
+@dataclass(frozen=True)
+class Departed:
+    """A member that left in good order.
+
+    Attributes:
+        seat: its own.
+        at_s: when it left.
+        figures: what it said last of itself.
+    """
+
+    seat: Seat
+    at_s: float
+    figures: Mapping[str, Any]
+
+    def described(self) -> dict[str, Any]:
+        """Return what people want to know of it."""
+        return {"id": self.seat.id, "role": self.seat.role.value, "figures": self.figures}

@@ -147,13 +147,26 @@ class Children:
             os.killpg(child.pid, signal.SIGKILL)
         del self._children[child.name]
 
-    def end(self, number: int, patience_s: float, only: Sequence[Child] | None = None) -> None:
-        """Send a signal to all, or to some, and SIGKILL to those that are there still after `patience_s`."""
+    def end(
+        self,
+        number: int,
+        patience_s: float,
+        only: Sequence[Child] | None = None,
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Send a signal to all, or to some, and SIGKILL to those that are there still after `patience_s`.
+
+        Args:
+            number: of the signal.
+            patience_s: in seconds.
+            only: whom; all by default.
+            hurried: whether patience is at its end before that.
+        """
         chosen = list(self) if only is None else list(only)
         for child in chosen:
             child.send(number)
         deadline = time.monotonic() + patience_s
-        while any(child.code is None for child in chosen) and time.monotonic() < deadline:
+        while any(child.code is None for child in chosen) and time.monotonic() < deadline and not hurried():
             time.sleep(_POLL_S)
         for child in chosen:
             child.send(signal.SIGKILL)

@@ -16,7 +16,6 @@ from paceline.errors import ExchangeError, RankFailed
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import Job
 from paceline.exchange.membership.observer import Observer
-from paceline.exchange.shard.manifest import whole_snapshots
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
 from paceline.exchange.wire.address import machine
@@ -165,19 +164,9 @@ class Cluster:
         values = self._ask(Observer.status)
         return None if values is None else Status.of(values, self.charter.terms)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the job is done and saved."""
-        status = self.status()
-        return status is not None and status.finished
-
     def ask_for_snapshot(self) -> None:
-        """Have servers write a snapshot as soon as may be."""
+        """Have servers write a snapshot, if none is in the making; nobody hears it while there is no coordinator."""
         self._ask(Observer.snapshot)
-
-    def snapshots(self) -> tuple[int, ...]:
-        """Numbers of the snapshots that are whole."""
-        return whole_snapshots(self.directory.snapshots)
 
     def _ask(self, question: Callable[[Observer], Any]) -> Any:
         try:

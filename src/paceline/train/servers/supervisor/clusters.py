@@ -60,12 +60,13 @@ class Clusters:
         found = self.main.status() or Status()
         if self.groups[0] is self.main:
             return found
-        figures = dict(found.figures)
+        figures, left = dict(found.figures), dict(found.left)
         for number, cluster in enumerate(self.groups):
             status = cluster.status() or Status()
             found = replace(found, failed=found.failed or status.failed, waiting=found.waiting or status.waiting)
             figures |= {f"group-{number}/{name}": values for name, values in status.figures.items()}
-        return replace(found, figures=figures)
+            left |= {f"group-{number}/{name}": values for name, values in status.left.items()}
+        return replace(found, figures=figures, left=left)
 
     def close(self) -> None:
         """Ask no more."""

@@ -29,6 +29,7 @@ from paceline.train.servers.rundir import log_of
 from paceline.train.servers.supervisor.clusters import Clusters
 from paceline.train.servers.supervisor.finish import finish
 from paceline.train.servers.supervisor.setup import prepare
+from paceline.train.servers.supervisor.stopping import stop
 from paceline.train.servers.supervisor.workforce import Workforce
 from paceline.train.servers.watch.progress import Progress
 from paceline.train.servers.watch.status import Status
@@ -43,9 +44,7 @@ _PATIENCE_S: Final = 5.0
 _FIGURES_S: Final = 2.0
 """Between lines of figures."""
 _GRACE_S: Final = 20.0
-"""What workers have to end once the job is done, or to leave."""
-_SNAPSHOT_S: Final = 60.0
-"""What servers have to write a snapshot that a signal asked for."""
+"""What workers have to end once the job is done."""
 
 
 def supervise(recipe: Recipe, out: Path, resume: bool = False, nursery: Nursery | None = None) -> EndReport:
@@ -127,35 +126,41 @@ class _Run:
         with Children(run.root / "logs", self.nursery) as children, NotedSignals() as signals:
             clusters = Clusters(made, children, self.server)
             workforce = Workforce(run, self.server, clusters.groups, children)
-            report = self._watch(clusters, workforce, len(source), signals)
+            report, saved = self._watch(clusters, workforce, len(source), signals)
             children.end(signal.SIGTERM, 1.0, children.named("coordinator"))
         if report.signal is not None:
-            self._say_stopped(report, report.signal)
+            self._say_stopped(report, report.signal, saved)
             return report
         directory, charter = made.main
         finish(recipe, run, directory, charter.job, module, self.speaker, report)
         return report
 
-    def _watch(self, clusters: Clusters, workforce: Workforce, samples: int, signals: NotedSignals) -> EndReport:
-        """Start everything, and return when the job is done or was stopped in good order."""
+    def _watch(
+        self, clusters: Clusters, workforce: Workforce, samples: int, signals: NotedSignals
+    ) -> tuple[EndReport, bool]:
+        """Start everything, and return when the job is done or was stopped; also whether all is saved."""
         charters = [group.charter for group in clusters.groups]
         progress = Progress(self.recipe, self.run, charters, samples, self.speaker)
         parameters = sum(table.count for table in clusters.main.charter.job.tables if hasattr(table, "count"))
-        ended: int | None = None
+        ended, saved = None, True
         try:
             clusters.start()
             workforce.start()
             progress.start(StartReport(progress.steps.done, progress.total, parameters))
             status = self._until_done(clusters, workforce, progress, signals)
             if not status.finished:
-                ended = signals.received[0]
-                workforce.end(signal.SIGTERM, _GRACE_S)
-                self._save(clusters, progress)
+                ended, saved = signals.received[0], stop(clusters, workforce, signals)
             workforce.wait(_GRACE_S)
             progress.take()
-            report = EndReport(progress.steps.done, progress.total, ended, time.monotonic() - self.began)
+            done = progress.steps.done
+            if ended is not None and saved:
+                progress.checkpoint(CheckpointReport(done, clusters.main.directory.snapshots, 0.0))
+            figures = {**status.last_figures, **clusters.status().last_figures}
+            if figures:
+                progress.members(MembersReport(done, figures))
+            report = EndReport(done, progress.total, ended, time.monotonic() - self.began)
             progress.end(report)
-            return report
+            return report, saved
         finally:
             progress.close()
             clusters.close()
@@ -186,29 +191,13 @@ class _Run:
             elif said and not status.waiting:
                 said, since = "", time.monotonic()
                 self.speaker.say("the job goes on")
-            if status.figures and (now - shown > _FIGURES_S or status.finished):
+            if status.figures and now - shown > _FIGURES_S:
                 shown = now
                 progress.members(MembersReport(progress.steps.done, status.figures))
         return status
 
-    def _say_stopped(self, report: EndReport, number: int) -> None:
-        where = f"stopped after step {report.step} of {report.steps}, and saved it. To go on:"
-        self.speaker.say(f"{signal.Signals(number).name}: {where}")
+    def _say_stopped(self, report: EndReport, number: int, saved: bool) -> None:
+        where = f"stopped after step {report.step} of {report.steps}"
+        saved_it = "and saved it" if saved else "at once, by a second signal: what the last snapshot lacks is lost"
+        self.speaker.say(f"{signal.Signals(number).name}: {where}, {saved_it}. To go on:")
         self.speaker.say(f"  {resume_command(self.run)}")
-
-    def _save(self, clusters: Clusters, progress: Progress) -> None:
-        """Have servers write a snapshot, with the workers gone; those of a group that has ended have written it.
-
-        Raises:
-            RankFailed: none came.
-        """
-        began = time.monotonic()
-        wanted = [(cluster, cluster.snapshots()) for cluster in clusters.all if not cluster.has_ended]
-        for cluster, _ in wanted:
-            cluster.ask_for_snapshot()
-        while any(cluster.snapshots() == before for cluster, before in wanted):
-            if time.monotonic() > began + _SNAPSHOT_S:
-                raise RankFailed(f"servers wrote no snapshot within {_SNAPSHOT_S:g} s; see {self.run.root / 'logs'}.")
-            time.sleep(_POLL_S)
-            clusters.look()
-        progress.checkpoint(CheckpointReport(progress.steps.done, clusters.main.directory.snapshots, 0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from paceline.errors import RankFailed
@@ -126,9 +126,9 @@ class Workforce:
     def _everybody(self) -> list[Child]:
         return [child for child, _ in self._workers.values()] + list(self._bridges.values())
 
-    def end(self, number: int, patience_s: float) -> None:
-        """Send all a signal, and see them to their end."""
-        self._children.end(number, patience_s, self._everybody())
+    def end(self, number: int, patience_s: float, hurried: Callable[[], bool] = lambda: False) -> None:
+        """Send all a signal, and see them to their end; without patience once that is hurried."""
+        self._children.end(number, patience_s, self._everybody(), hurried)
         self._workers.clear()
         self._bridges.clear()
 
