@@ -285,6 +285,8 @@ class _Server:
                     return Frame(Kind.REFUSED, epoch=view.epoch, text="another epoch")
                 if frame.kind == Kind.PULL:
                     return self._read(frame)
+                if frame.kind == Kind.NORMS:
+                    return self._norms(frame)
                 answer = self._apply(frame)
                 if self._number in everything.silent:
                     everything.silent.discard(self._number)
@@ -327,6 +329,11 @@ class _Server:
         for shard, begin, end in payload.slices:
             self._mine(shard).read_rows(payload.table, keys[begin:end], out[begin:end])
         return out
+
+    def _norms(self, frame: Frame) -> Frame:
+        shares = [self._mine(shard).share(frame.clock) for shard in frame.numbers.tolist()]
+        values = torch.tensor([share.value for share in shares], dtype=torch.float64)
+        return Frame(Kind.PULLED, numbers=np.array([share.stage for share in shares]), tensors=[values])
 
     def _apply(self, frame: Frame) -> Frame:
         numbers: list[int] = []

@@ -6,6 +6,7 @@ import faulthandler
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -254,6 +255,19 @@ def test_so_is_one_whose_gradients_were_compressed(codec: str, tmp_path: Path) -
     directory = ran(made, tmp_path, {1: 2}, kills=(2,), codec=codec)
     outcome = replay(directory, work, compression=lambda: Compression.of(made, codec))
     assert outcome.difference is None
+    assert replay(directory, work).difference is not None  # it made a difference
+
+
+@pytest.mark.parametrize("deaths", [{}, {1: -2, 2: 3}])
+def test_so_is_one_whose_steps_were_clipped(deaths: Mapping[int, int], tmp_path: Path) -> None:
+    """What closes a step is in no log of actions: it follows from what shards come to."""
+    made = replace(job("bsp"), clip=30.0)
+    directory = ran(made, tmp_path, deaths, kills=(2,) if deaths else ())
+    assert b'"worker": 0' not in b"".join(path.read_bytes() for path in directory.root.glob("actions/*"))
+    outcome = replay(directory, work)
+    assert outcome.difference is None
+    assert outcome.updates == 5 * (TASKS + TASKS // 2)
+    directory.write(charter(replace(made, clip=29.9), TASKS))
     assert replay(directory, work).difference is not None  # it made a difference
 
 

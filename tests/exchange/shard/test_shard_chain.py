@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.exchange.job import Job
 from paceline.exchange.shard.log import Record, UpdateLog, read_updates
+from paceline.exchange.shard.norms import Stage, closing
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Update
 from tests.exchange.shard import jobs
@@ -37,6 +40,7 @@ class _Chain:
         self.applied: list[Update] = []  # by position, as the head sees it
         self.acknowledged: set[int] = set()
         self.known: dict[int, Update] = {}  # updates by task, as the clients hold them
+        self.closings: dict[int, Update] = {}
 
     def push(self, update: Update) -> None:
         head = self.alive[0]
@@ -70,6 +74,15 @@ class _Chain:
             if position > server.shard.position:
                 assert self._apply(server, update)
 
+    def close(self) -> None:
+        """Somebody closes the step that the tail has all pieces of, if it is clipped, or says so again."""
+        tail = self.alive[-1].shard
+        share = tail.share(tail.completed)
+        if share.stage is Stage.WHOLE:
+            self.closings[tail.completed] = closing(tail.completed, math.sqrt(share.value))
+        for update in list(self.closings.values())[-2:]:
+            self.push(update)
+
     def join(self) -> None:
         """A new tail goes on from the state of the old one."""
         shard = Shard.of(self.job, 0, self.alive[-1].shard.state())
@@ -97,7 +110,7 @@ def _new(chain: _Chain, task: int, worker: int, sequence: int) -> Update:
 
 
 @given(
-    mode=st.sampled_from(["bsp", "ssp(1)", "asp"]),
+    mode=st.sampled_from(["bsp", "ssp(1)", "asp", "clipped"]),
     servers=st.integers(1, 4),
     seed=st.integers(0, 2**32),
 )
@@ -105,16 +118,18 @@ def _new(chain: _Chain, task: int, worker: int, sequence: int) -> Update:
 def test_what_is_acknowledged_stays_and_counts_once(mode: str, servers: int, seed: int) -> None:
     random = Random(seed)
     with TemporaryDirectory() as folder:
-        chain = _Chain(jobs.job(mode, mode, pieces=2, shards=1), servers, Path(folder))
+        clip = 0.5 if mode == "clipped" else None
+        mode = "bsp" if mode == "clipped" else mode
+        chain = _Chain(replace(jobs.job(mode, mode, pieces=2, shards=1), clip=clip), servers, Path(folder))
         sequences = [0] * 5
         waiting = deque(range(TASKS))
-        for event in random.choices("pdrokj", weights=(8, 12, 2, 2, 2, 1), k=100):
+        for event in random.choices("pdrokjc", weights=(8, 12, 2, 2, 2, 1, 4), k=100):
             which = random.randrange(4)
             tail = chain.alive[-1].shard
             if event == "p" and waiting and all(tail.ready(t, chain.job.clock(waiting[0])) for t in tail.tables):
                 task = waiting.popleft()
                 sequences[which] += 1
-                chain.known[task] = _new(chain, task, which, sequences[which])
+                chain.known[task] = _new(chain, task, which + 1, sequences[which])
                 chain.push(chain.known[task])
             elif event == "d":
                 chain.deliver(which)
@@ -123,11 +138,15 @@ def test_what_is_acknowledged_stays_and_counts_once(mode: str, servers: int, see
             elif event == "o" and chain.known:  # its worker is taken for dead: another one computes it anew
                 task = random.choice(list(chain.known))
                 sequences[4] += 1
-                again = _new(chain, task, 4, sequences[4])
+                again = _new(chain, task, 5, sequences[4])
                 chain.known[task] = random.choice([chain.known[task], again])
                 chain.push(again)
             elif event == "k":
                 chain.kill(which)
+            elif event == "j":
+                chain.join()
+            elif event == "c":
+                chain.close()
             tail = chain.alive[-1].shard
             assert all(tail.apply(chain.known[task]._replace(sequence=10**6)).repeated for task in chain.acknowledged)
         for update in chain.known.values():
@@ -136,6 +155,7 @@ def test_what_is_acknowledged_stays_and_counts_once(mode: str, servers: int, see
             chain.deliver(turn)
             for which in range(len(chain.alive)):
                 chain.deliver(which)
+            chain.close()
         assert chain.acknowledged == set(chain.known)
         _check_replay(chain)
 
