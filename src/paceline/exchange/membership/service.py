@@ -27,7 +27,7 @@ from paceline.exchange.membership.seats import Process
 from paceline.exchange.membership.stores import opened
 from paceline.exchange.terms import Charter
 from paceline.exchange.view import Address
-from paceline.exchange.wire.address import UNIX_PATH_BYTES
+from paceline.exchange.wire.address import UNIX_PATH_BYTES, bound
 from paceline.exchange.wire.auth import authenticate
 
 _LOG: Final = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Service:
         self._watched: dict[int, int] = {}  # descriptors of processes, and whose they are
         self._unwatched: dict[int, Process] = {}
         self._books = Books(charter, opened(charter.store, directory), directory.events, anew=anew)
-        self._listeners = _listeners(charter.coordinator)
+        self._listeners = _listeners(charter.coordinator, charter.bind)
         for sock in (*self._listeners, self._wake_in):
             self._selector.register(sock, selectors.EVENT_READ)
         self._looked_s = time.monotonic()
@@ -257,8 +257,8 @@ class Service:
         self._books.close()
 
 
-def _listeners(address: Address) -> list[socket.socket]:
-    """Listen at an address; a socket that a killed coordinator left behind is replaced (the store is ours by now)."""
+def _listeners(address: Address, bind: str) -> list[socket.socket]:
+    """Listen at an address, on an interface. A socket of a killed coordinator is replaced: the store is ours by now."""
     made: list[socket.socket] = []
     try:
         if address.unix:
@@ -272,10 +272,7 @@ def _listeners(address: Address) -> list[socket.socket]:
             made[-1].bind(address.unix)
             os.chmod(address.unix, 0o600)
         if address.port:
-            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-            made.append(socket.socket(family, socket.SOCK_STREAM))
-            made[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made[-1].bind((address.host, address.port))
+            made.append(bound(bind, address.port))
     except OSError as error:
         raise ExchangeError(f"the coordinator cannot listen at {address}: {error.strerror}.") from error
     if not made:

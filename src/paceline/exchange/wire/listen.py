@@ -17,7 +17,7 @@ from typing import Final
 
 from paceline.errors import ConnectionLost, ExchangeError, PacelineError
 from paceline.exchange.view import Address
-from paceline.exchange.wire.address import UNIX_PATH_BYTES, machine
+from paceline.exchange.wire.address import UNIX_PATH_BYTES, bound, machine, reachable
 from paceline.exchange.wire.auth import TIMEOUT_S, authenticate
 from paceline.exchange.wire.frame import Connection
 from paceline.exchange.wire.gathering import Gathering
@@ -69,7 +69,7 @@ class Listener:
             self.close()
             raise
         found = self._sockets[0].getsockname()[1] if bind else 0
-        self._address = Address(_reachable(bind), found, self._path, machine())
+        self._address = Address(reachable(bind), found, self._path, machine())
         for sock in self._sockets:
             threading.Thread(target=self._listen, args=(sock,), name="listener", daemon=True).start()
 
@@ -164,23 +164,12 @@ class Listener:
 
 
 def _tcp(bind: str, port: int) -> socket.socket:
+    sock = bound(bind, port)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(_BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
+        sock.listen(_BACKLOG)
     except OSError as error:
-        raise ExchangeError(
-            f"cannot listen on {bind} port {port}: {error.strerror or error}. `bind` is the address of an interface of "
-            "this host, such as 127.0.0.1, or 0.0.0.0 for all."
-        ) from error
+        sock.close()
+        raise ExchangeError(f"cannot listen on {bind} port {port}: {error.strerror or error}.") from error
     return sock
 
 
@@ -197,8 +186,3 @@ def _unix(path: str) -> socket.socket:
         sock.close()
         raise ExchangeError(f"cannot listen at {path}: {error.strerror or error}.") from error
     return sock
-
-
-def _reachable(bind: str) -> str:
-    """Return by what name others reach an interface; that of this host for all of its interfaces."""
-    return socket.gethostname() if bind in ("0.0.0.0", "::") else bind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from paceline.exchange.job import Job
 from paceline.exchange.membership.observer import Observer
 from paceline.exchange.terms import Charter, Terms
 from paceline.exchange.view import Address
-from paceline.exchange.wire.address import machine
+from paceline.exchange.wire.address import bound, machine, reachable
 from paceline.train.servers.processes.children import Child, Children
 from paceline.train.servers.recipe.section import ServerSection
 from paceline.train.servers.watch.news import News
@@ -35,7 +34,7 @@ log = logging.getLogger("paceline")
 
 def charter_for(server: ServerSection, job: Job, terms: Terms, directory: Directory) -> Charter:
     """Return what all processes of an exchange are started with; an address for its coordinator is found here."""
-    with socket.create_server((server.bind, 0)) as probe:
+    with bound(server.bind, 0) as probe:
         port = probe.getsockname()[1]
     unix = directory.root.resolve() / "coordinator.sock"
     if len(str(unix)) > _LONGEST_UNIX_PATH:
@@ -43,7 +42,7 @@ def charter_for(server: ServerSection, job: Job, terms: Terms, directory: Direct
     return Charter(
         job,
         terms,
-        Address(server.bind, port, str(unix), machine()),
+        Address(reachable(server.bind), port, str(unix), machine()),
         store=server.store,
         transport=server.transport,
         streams=server.streams,
