@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from paceline import native
 from paceline.native import BuildError, Extension
 
 
@@ -30,3 +33,22 @@ def test_a_directory_that_cannot_be_written(extension, tmp_path):
     tmp_path.joinpath("cache").write_text("a file")
     with pytest.raises(BuildError, match="set XDG_CACHE_HOME elsewhere"):
         extension.load()
+
+
+def test_one_thread_loads_it_and_others_wait(extension, monkeypatch):
+    """A module that is being made is found by whoever asks for it meanwhile, without what it will have."""
+    inside, together = [], []
+    other = threading.Thread(target=extension.load)
+
+    def loaded(asked):
+        together.append(len(inside))
+        inside.append(asked)
+        if other.ident is None:
+            other.start()
+            other.join(0.05)
+        inside.pop()
+
+    monkeypatch.setattr(native, "_loaded", loaded)
+    extension.load()
+    other.join()
+    assert together == [0, 0]

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ __all__ = ["BuildError", "Extension"]
 _FLAGS = ("-O3", "-march=native", "-fwrapv", "-fvisibility=hidden", "-std=c++20")
 _TIMEOUT_S = 900
 _LAST_LINES = 15
+_LOADING = threading.Lock()
+"""A module that one thread loads is half there for another."""
 
 
 class BuildError(Exception):
@@ -63,7 +66,8 @@ class Extension:
         Raises:
             BuildError: there is no compiler, or it failed.
         """
-        return _loaded(self)
+        with _LOADING:
+            return _loaded(self)
 
     @property
     def all_flags(self) -> tuple[str, ...]:

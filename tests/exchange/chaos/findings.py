@@ -72,10 +72,7 @@ def check_masters(play: Cast) -> None:
 
 def _said(play: Cast) -> Iterator[Said]:
     for actor in play.actors:
-        server = -1
         for line in actor.said.splitlines():
-            if found := re.search(r"this is server (\d+)", line):
-                server = int(found[1])
-            elif found := re.search(r"epoch (\d+): master of ([\d, ]+|none);", line):
-                shards = frozenset() if found[2] == "none" else frozenset(map(int, found[2].split(",")))
-                yield Said(server, int(found[1]), shards)
+            if found := re.search(r"server (\d+) in epoch (\d+): master of ([\d, ]+|none);", line):
+                shards = frozenset() if found[3] == "none" else frozenset(map(int, found[3].split(",")))
+                yield Said(int(found[1]), int(found[2]), shards)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import pytest
 
-from paceline.errors import ConnectionLost
+from paceline.errors import ConnectionLost, ExchangeError
 from tests.exchange.server.labour import check, job, labour
 from tests.exchange.server.town import town
 
@@ -66,14 +67,40 @@ def test_a_server_that_is_taken_for_dead_commits_nothing(tmp_path):
     with town(job(replication=2), tmp_path, 3) as place:
         with labour(place, 2) as work:
             work.more(10)
-            old = place.cut_off(place.view.head(0))
+            head = place.view.head(0)
+            connected = [
+                (server, peer) for server in place.servers.values() for peer in server._peers if peer.server == head
+            ]
+            old = place.cut_off(head)
             work.more(10)
             place.settle()
+            while any(peer in server._peers for server, peer in connected):  # nobody waits for it to read its answers
+                time.sleep(0.005)
             before = {shard: replica.committed for shard, replica in old.keeper.replicas.items()}
             work.more(10)
             after = {shard: replica.committed for shard, replica in old.keeper.replicas.items()}
             assert before == after
             old.close()
+        check(work)
+
+
+def test_a_server_that_cannot_write_its_log_is_followed_by_others(tmp_path, monkeypatch):
+    with town(job(replication=2), tmp_path, 3) as place:
+        with labour(place, 2) as work:
+            work.more(10)
+            head = place.view.head(0)
+
+            def fails(records):
+                raise ExchangeError("no room")
+
+            monkeypatch.setattr(place.servers[head]._log, "append", fails)
+            while not place.failures:
+                time.sleep(0.005)
+            assert str(place.failures[0]) == "no room"
+            place.kill(head)
+            place.failures.clear()
+            work.more(10)
+            place.settle()
         check(work)
 
 

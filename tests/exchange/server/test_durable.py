@@ -78,3 +78,17 @@ def test_a_disk_that_fails_is_told_to_all(monkeypatch):
     for _ in range(2):
         with pytest.raises(OSError, match="it failed"):
             settling.settle()
+
+
+def test_what_a_disk_has_lost_once_is_lost_though_it_says_nothing_more(monkeypatch):
+    calls = iter([OSError("it failed")])
+
+    def sync(file):
+        for error in calls:
+            raise error
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    settling = Settling(0, lambda: 1)
+    for _ in range(2):
+        with pytest.raises(OSError, match="it failed"):
+            settling.settle()

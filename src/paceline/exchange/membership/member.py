@@ -275,8 +275,8 @@ class Member:
     def _give(self, what: str, deals: Sequence[Deal]) -> None:
         items = [(deal.order, deal.number) for deal in deals if deal.order in (Order.TASK, Order.EVALUATE)]
         if items:
-            self._link.say({"say": what, "items": listed(items)})
-            with self._lock:
+            with self._lock:  # who greets the next coordinator meanwhile holds them, or has said so
+                self._link.say({"say": what, "items": listed(items)})
                 for item in items:
                     self._held.pop(item, None)
 
@@ -284,8 +284,8 @@ class Member:
         """Who this is. What it has done but nobody confirmed it still holds, until that is said again."""
         with self._lock:
             holding = dict(self._held)
-        for message in self._link.unconfirmed():
-            holding |= dict.fromkeys(items_of(message.get("items", ())))
+            for message in self._link.unconfirmed():
+                holding |= dict.fromkeys(items_of(message.get("items", ())))
         return {"say": "join", **self._who, "id": self._id if self._id >= 0 else None, "holding": listed(holding)}
 
     def _hear(self, message: Message) -> None:

@@ -20,8 +20,8 @@ from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.outlet import Outlet
 from paceline.exchange.server.place import Place, places
 from paceline.exchange.server.reads import committed, shares_of, value_of
-from paceline.exchange.server.replica import Replica, Upstream, Waiting
-from paceline.exchange.server.requests import Changed, Found, NotYet, Read, Refused
+from paceline.exchange.server.replica import Replica, Upstream, Waiting, check_newest
+from paceline.exchange.server.requests import Broken, Changed, Found, NotYet, Read, Refused
 from paceline.exchange.server.told import Told
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied, Update
@@ -124,6 +124,7 @@ class Keeper:
 
         Raises:
             Refused: it is of another epoch.
+            ConnectionLost: its predecessor has opened a later connection, over which it sends all of it again.
             ExchangeError: this server has another history than its predecessor. It must not go on.
         """
         with self._telling() as told:
@@ -134,6 +135,8 @@ class Keeper:
                 raise ExchangeError(
                     f"in epoch {epoch} server {self.server} was handed shards {lacking}, which it lacks."
                 )
+            for shard in shards:
+                check_newest(upstream, self.replicas[shard].upstream)
             fresh = [
                 (self.replicas[entry.shard], entry, update)
                 for entry, update in zip(entries, updates, strict=True)
@@ -157,22 +160,27 @@ class Keeper:
 
         Raises:
             Refused: this server is not to have it, or not from there.
+            ConnectionLost: it was copied here over a later connection; what this replica has since must not be lost.
         """
         with self._telling() as told:
             self._wait_for_view(epoch)
             place = places(self.view, self.server).get(shard.number)
             if place is None or place.incoming != move:
                 raise Refused(self.epoch, f"server {self.server} is not to have shard {shard.number} by {move}")
-            replica = self.replicas[shard.number] = Replica(shard, place)
-            replica.upstream = upstream
+            if (there := self.replicas.get(shard.number)) is not None:
+                check_newest(upstream, there.copied_by)
+            replica = self.replicas[shard.number] = Replica(shard, place, upstream)
             told.upstream.append((upstream, (shard.number, replica.committed)))
 
-    def acknowledged(self, server: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Note that a successor, and all after it, have updates up to a position of each shard."""
+    def acknowledged(self, server: int, epoch: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Note that a successor, and all after it, had updates up to a position of each shard in an epoch."""
         with self._telling() as told:
             for shard, position in pairs:
                 replica = self.replicas.get(shard)
                 if replica is None or replica.place.successor != server:
+                    continue
+                move = replica.place.outgoing
+                if move is not None and epoch < move.begun:  # that was of a copy by an earlier move
                     continue
                 before = replica.synced
                 replica.acknowledge(position)
@@ -260,7 +268,7 @@ class Keeper:
     def adopt(self, view: View, loaded: Mapping[int, Shard]) -> None:
         """Go by a new view. loaded: the shards that this server is to hold from the start."""
         with self._telling() as told:
-            if view.epoch <= self.epoch:
+            if view.epoch <= self.epoch or self._closed:
                 return
             self.view = view
             wanted = places(view, self.server)
@@ -286,15 +294,19 @@ class Keeper:
         """Serve no more."""
         with self.lock:
             self._closed = True
+            self._drop_all()
             outlets, self._outlets = list(self._outlets.values()), {}
-            for outlet in outlets:
-                outlet.clear()
-            for replica in self.replicas.values():
-                replica.drop()
-            self.replicas.clear()
             self._changed.notify_all()
         for outlet in outlets:
             outlet.close()
+
+    def _drop_all(self) -> None:
+        """Have no shards any more, nor anything to hand on."""
+        for outlet in self._outlets.values():
+            outlet.clear()
+        for replica in self.replicas.values():
+            replica.drop()
+        self.replicas.clear()
 
     def _readable(self, epoch: int, clock: int, reads: Sequence[Read], until: float) -> dict[int, Replica]:
         """Wait until the clocks allow all of the reads; return the replicas that they are of."""
@@ -317,6 +329,8 @@ class Keeper:
             if replica.place.successor is not None
         }
         unneeded = [self._outlets.pop(key) for key in list(self._outlets) if key not in needed]
+        for outlet in unneeded:  # nothing of the view before may be sent as of this one
+            outlet.clear()
         for server, copying in sorted(needed - self._outlets.keys()):
             self._outlets[server, copying] = self._outlet(self, server, view.servers[server], copying)
         for outlet in self._outlets.values():
@@ -364,7 +378,7 @@ class Keeper:
             if not applied.repeated
         ]
         if new:
-            self._applied(self.epoch, [(entry, applied) for _, entry, applied in new])
+            self._write_down([(entry, applied) for _, entry, applied in new])
         for replica, entry, _ in new:
             if replica.hands_on:
                 outlet = self._outlet_of(replica)
@@ -372,6 +386,14 @@ class Keeper:
                 replica.outbox.append(entry)
                 outlet.put(entry)
         return done
+
+    def _write_down(self, updates: Sequence[tuple[Entry, Applied]]) -> None:
+        """Tell of updates that were applied; where that fails others take over, from what they have."""
+        try:
+            self._applied(self.epoch, updates)
+        except ExchangeError as error:
+            self._drop_all()
+            raise Broken(error) from error
 
     def _settle(self, replica: Replica, told: Told) -> bool:
         if not replica.settle():
@@ -392,7 +414,11 @@ class Keeper:
                 try:
                     yield told
                 finally:
+                    told.epoch = self.epoch
                     self._changed.notify_all()
         finally:
-            self._settled()
+            try:
+                self._settled()
+            except ExchangeError as error:
+                raise Broken(error) from error
             told.say(self._synced)

@@ -15,6 +15,7 @@ from paceline.exchange.messages import Kind
 from paceline.exchange.server.copies import copy_of
 from paceline.exchange.server.entry import Entry, forwarded
 from paceline.exchange.server.keeper import Keeper
+from paceline.exchange.server.requests import Broken
 from paceline.exchange.view import Address
 from paceline.exchange.wire.frame import Connection, Frame
 
@@ -131,7 +132,7 @@ class Link:
         """Send what is put until the connection ends."""
         receiver = threading.Thread(target=self._receive, args=(connection,), daemon=True)
         try:
-            hello = json.dumps({"role": "server", "id": self._keeper.server})
+            hello = json.dumps({"role": "server", "id": self._keeper.server, "opened": time.monotonic_ns()})
             connection.send(Frame(Kind.HELLO, text=hello))
             with self._keeper.lock:
                 self._connection, self._broken = connection, False
@@ -159,7 +160,7 @@ class Link:
             )
             if self._broken or self._closed.is_set():
                 return None
-            if time.monotonic() >= ping_s:
+            if time.monotonic() >= ping_s or not self._queue:
                 self._pinged_s = time.monotonic()
                 return Frame(Kind.PING)
             first = self._queue[0]
@@ -199,9 +200,12 @@ class Link:
                 if frame.kind == Kind.PING:
                     continue
                 numbers = frame.numbers.tolist()
-                self._keeper.acknowledged(self.server, list(zip(numbers[::2], numbers[1::2], strict=True)))
+                pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
+                self._keeper.acknowledged(self.server, frame.epoch, pairs)
         except ConnectionLost:
             pass
+        except Broken as broken:
+            self._failed(broken.why)
         except Exception as error:
             self._failed(error)
         finally:

@@ -22,7 +22,7 @@ from paceline.exchange.server.copies import copied
 from paceline.exchange.server.entry import cut, pushed, received
 from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.server.pending import PendingPush
-from paceline.exchange.server.requests import Changed, NotYet, Read, Refused
+from paceline.exchange.server.requests import Broken, Changed, NotYet, Read, Refused
 from paceline.exchange.wire.frame import Connection, Frame, Meta
 
 _log = logging.getLogger(__name__)
@@ -39,6 +39,10 @@ class Peer:
         keeper: of this server.
         figures: tells what this server did.
         failed: told of an error that nobody expects; this server cannot go on then.
+
+    Attributes:
+        server: who has connected; None: no server, or nobody that has said so yet.
+        opened: see `replica.Upstream`.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class Peer:
     ) -> None:
         self.connection = connection
         self.name = "a peer"
+        self.server: int | None = None
+        self.opened = 0
         self._keeper, self._figures, self._failed = keeper, figures, failed
         self._arena = Arena()
         self._borrowed = True
@@ -64,6 +70,8 @@ class Peer:
                 self._answer(self.connection.receive(self._place))
         except ConnectionLost:
             pass
+        except Broken as broken:
+            self._failed(broken.why)
         except ExchangeError as error:
             _log.warning("%s is cut off: %s", self.name, error)
         except Exception as error:
@@ -72,11 +80,11 @@ class Peer:
             self._later.put(None)
             self.connection.close()
 
-    def commit(self, pairs: list[tuple[int, int]]) -> None:
+    def commit(self, epoch: int, pairs: list[tuple[int, int]]) -> None:
         """Tell a predecessor what is committed; see `replica.Upstream`."""
         numbers = np.array(pairs, dtype=np.int64).reshape(-1)
         with contextlib.suppress(ConnectionLost):  # it sends again over a new connection, and asks so
-            self.connection.send(Frame(Kind.COMMITTED, epoch=self._keeper.epoch, numbers=numbers))
+            self.connection.send(Frame(Kind.COMMITTED, epoch=epoch, numbers=numbers))
 
     def _place(self, frame: Frame, metas: Sequence[Meta]) -> Sequence[Tensor] | None:
         """Receive into memory of its own what outlives its message."""
@@ -102,6 +110,8 @@ class Peer:
             case Kind.HELLO:
                 said = json.loads(frame.text)
                 self.name = f"{said['role']} {said['id']}"
+                if said["role"] == "server":
+                    self.server, self.opened = int(said["id"]), int(said["opened"])
             case Kind.PING:
                 self.connection.send(Frame(Kind.PING, request=frame.request))
             case Kind.FIGURES:

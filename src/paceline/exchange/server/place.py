@@ -59,7 +59,7 @@ def said(view: View, server: int) -> str:
     masters = [shard for shard, place in stands.items() if place.head]
     others = [shard for shard, place in stands.items() if not place.head and place.incoming is None]
     copies = [f"{shard} to {place.successor}" for shard, place in stands.items() if place.outgoing]
-    parts = [f"epoch {view.epoch}: master of {_listed(masters)}", f"replica of {_listed(others)}"]
+    parts = [f"server {server} in epoch {view.epoch}: master of {_listed(masters)}", f"replica of {_listed(others)}"]
     return "; ".join(parts + ([f"copies {', '.join(copies)}"] if copies else []))
 
 

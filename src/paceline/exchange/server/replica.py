@@ -11,8 +11,9 @@ for it as for a successor, and once it has all that was committed without it, it
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Final, Protocol
 
+from paceline.errors import ConnectionLost
 from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.place import Place
 from paceline.exchange.shard.shard import Shard
@@ -32,11 +33,26 @@ class Waiting(Protocol):
 
 
 class Upstream(Protocol):
-    """The predecessor, which hears what is committed."""
+    """A connection of the predecessor, which hears what is committed."""
 
-    def commit(self, pairs: list[tuple[int, int]]) -> None:
-        """Tell it up to which position each shard is on this server and all after it."""
+    @property
+    def opened(self) -> int:
+        """When the predecessor opened it, by its own clock; of two connections of one server the later one counts."""
         ...
+
+    def commit(self, epoch: int, pairs: list[tuple[int, int]]) -> None:
+        """Tell it up to which position each shard is on this server and all after it, as of an epoch."""
+        ...
+
+
+def check_newest(upstream: Upstream, known: Upstream | None) -> None:
+    """Check that what came by a connection is not what the same server has sent again by a later one that is known.
+
+    Raises:
+        ConnectionLost: it is; it has waited somewhere on this server.
+    """
+    if known is not None and upstream.opened < known.opened:
+        raise ConnectionLost("its sender has opened another connection since.")
 
 
 class Replica:
@@ -45,12 +61,13 @@ class Replica:
     Args:
         shard: what is kept; position and content change by the owner's hand.
         place: where in the chain.
+        copied_by: by what it was copied here.
     """
 
-    def __init__(self, shard: Shard, place: Place) -> None:
+    def __init__(self, shard: Shard, place: Place, copied_by: Upstream | None = None) -> None:
         self.shard = shard
         self.place = place
-        self.upstream: Upstream | None = None
+        self.copied_by: Final = copied_by
         self.outbox: deque[Entry] = deque()
         # What it begins with is on all after it: they have it from the same snapshot, or there is nobody.
         self.committed = shard.position
@@ -60,6 +77,7 @@ class Replica:
         self._waits = False  # commits wait for the successor
         self._goal: int | None = None  # position from which on a replica in the making is as good as any
         self.take(place)
+        self.upstream = copied_by
 
     def take(self, place: Place) -> None:
         """Take the place of a new view."""

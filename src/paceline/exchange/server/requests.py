@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from paceline.errors import ExchangeError
+
 
 class Refused(Exception):
     """A request that this server may not serve, though another may. epoch: of this server; shards: that it lacks."""
@@ -14,6 +16,14 @@ class Refused(Exception):
     def __init__(self, epoch: int, why: str, shards: Sequence[int] = ()) -> None:
         super().__init__(why)
         self.epoch, self.shards = epoch, tuple(shards)
+
+
+class Broken(Exception):
+    """This server cannot go on: what it holds is not what its log says. why: the log could not be written."""
+
+    def __init__(self, why: ExchangeError) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 class NotYet(Exception):

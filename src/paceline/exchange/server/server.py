@@ -218,7 +218,12 @@ class Server:
             raise ExchangeError(
                 f"epoch {view.epoch} has server {keeper.server} hold shards {missing}, which nobody copied to it."
             )
+        gone = keeper.view.servers.keys() - view.servers.keys()
         keeper.adopt(view, {shard: self._load(shard) for shard in missing})
+        with self._lock:
+            cut_off = [peer for peer in self._peers if peer.server in gone]
+        for peer in cut_off:  # it may be stopped, and read nothing of what it is told
+            peer.connection.close()
         _log.info("%s", said(view, keeper.server))
 
     def _tell(self) -> None:

@@ -11,8 +11,12 @@ from paceline.exchange.view import Move, Turn
 
 @dataclass
 class Told:
-    """What is to be said: to predecessors what is committed, to the coordinator which replicas have all."""
+    """What is to be said: to predecessors what is committed, to the coordinator which replicas have all.
 
+    epoch: in which all this is so.
+    """
+
+    epoch: int = 0
     upstream: list[tuple[Upstream, tuple[int, int]]] = field(default_factory=list)
     synced: list[Move | Turn] = field(default_factory=list)
 
@@ -27,6 +31,6 @@ class Told:
         for upstream, pair in self.upstream:
             by_upstream.setdefault(upstream, []).append(pair)
         for upstream, pairs in by_upstream.items():
-            upstream.commit(pairs)
+            upstream.commit(self.epoch, pairs)
         for one in self.synced:
             synced(one)

@@ -20,6 +20,7 @@ class Settling:
         self._changed = threading.Condition()
         self._kept = 0
         self._busy = False
+        self._failed: OSError | None = None
 
     def settle(self) -> None:
         """Return once all that was written before is on the disk. Any thread.
@@ -30,6 +31,8 @@ class Settling:
         wanted = self._size()
         while self._kept < wanted:
             with self._changed:
+                if self._failed is not None:  # the system tells it once, and then takes for kept what is lost
+                    raise self._failed
                 if self._busy:
                     self._changed.wait()
                     continue
@@ -39,6 +42,9 @@ class Settling:
                 now = self._size()
                 os.fdatasync(self._file)
                 reached = now
+            except OSError as error:
+                self._failed = error
+                raise
             finally:
                 with self._changed:
                     self._kept, self._busy = reached, False
