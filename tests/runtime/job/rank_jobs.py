@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import DataError, NonFiniteError
 
@@ -144,8 +146,10 @@ def end_in_good_order(directory: str) -> None:
 
 
 def refuse_to_end(directory: str) -> None:
+    """Do nothing about a signal but note that it came."""
+    told = Path(directory) / f"{os.environ['RANK']}.told"
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda number, frame: told.touch())
     sleep(directory)
 
 
@@ -156,13 +160,31 @@ def tell_loaded(arguments: list[str]) -> None:
 
 
 def one_stays_away(directory: str) -> None:
-    """Rank 2 never arrives."""
+    """Rank 2 never arrives; the time of the others is over once both are there."""
     if os.environ["RANK"] == "2":
         time.sleep(1000)
-    from paceline.runtime.job.rendezvous import join
+    from paceline.runtime.job import rendezvous
 
-    with join(timeout_s=1):
+    rendezvous.roll_call = roll_call_of([0, 1], timeout_s=1)
+    with rendezvous.join():
         pass
+
+
+def roll_call_of(there: list[int], timeout_s: float) -> Callable[..., int]:
+    """Return a roll call that takes `timeout_s`, or longer until these ranks have signed in."""
+    from paceline.runtime.job import arrival
+
+    def wait(store: Any, key: str, deadline: float) -> bytes | None:
+        if key.endswith("/verdict"):
+            while not store.check([f"0/here/{rank}" for rank in there]):
+                time.sleep(0.01)
+        return usual(store, key, deadline)
+
+    def call(store: Any, world: Any, _: float, *given: Any, **named: Any) -> int:
+        return arrival.roll_call(store, world, timeout_s, *given, **named)
+
+    usual, arrival._wait = arrival._wait, wait
+    return call
 
 
 if __name__ == "__main__":  # under torchrun

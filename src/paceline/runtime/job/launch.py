@@ -32,7 +32,8 @@ Json: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 _POLL_S = 0.02
 _GRACE_S = 2.0  # from SIGTERM to SIGKILL
 _CAUSE_S = 2.0  # how long a broken connection is given to turn out another rank's fault
-_DUMP_S = 0.5  # what a rank is given to write its stacks
+_DUMP_S = 10.0  # how long a rank may take to begin to write its stacks; one that runs at all does so at once
+_REST_S = 0.5  # what the rest of them takes
 _TAIL_LINES = 40
 
 
@@ -196,9 +197,13 @@ class _Ranks:
     def _too_late(self, timeout_s: float) -> LaunchError:
         """Have the ranks still running write down where they are, and say so."""
         running = self._processes.running
+        logs = {log: _length(log) for log in (log_path(self._logs, rank) for rank in running)}
         for rank in running:
             self._processes.ask(rank, DUMP_STACKS)
-        time.sleep(_DUMP_S)
+        deadline = time.monotonic() + _DUMP_S
+        while any(_length(log) == before for log, before in logs.items()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        time.sleep(_REST_S)
         text = f"the job took longer than {timeout_s:g} s; still running: ranks {', '.join(map(str, running))}."
         if self._logs_are_kept:
             return LaunchError(f"{text} Where they were is at the end of their logs, {self._logs}/rank-*.log.")
