@@ -12,7 +12,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import tomllib
 import types
 import xml.etree.ElementTree as ElementTree
@@ -32,6 +31,7 @@ from paceline.cli.main import app
 from paceline.plan import Mesh
 from paceline.train.data.config import DataConfig
 from paceline.train.recipe import Recipe, load_recipe
+from tests.ports import free_port
 from tests.ranks import PRELOAD
 
 ROOT = Path(__file__).parents[2]
@@ -156,8 +156,7 @@ def test_the_file_of_a_page_trains_on_two_ranks(page: Path, tmp_path: Path) -> N
     ((words, text),) = [found for found in fences(page, "python") if found[0].startswith("file=")]
     file = tmp_path / words.removeprefix("file=")
     file.write_text(text)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     given |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "PACELINE_CACHE": "off", "GLOO_SOCKET_IFNAME": "lo"}
     given["PACELINE_SHM"] = "portable"  # nothing is to be built in the little time that there is
     context = multiprocessing.get_context("forkserver")

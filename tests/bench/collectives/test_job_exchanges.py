@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,18 +14,18 @@ from paceline.bench.collectives.exchanges import Exchange, Kind
 from paceline.bench.collectives.expected import expected_seconds
 from paceline.bench.collectives.within_job import Found, bus_bytes, divisible
 from paceline.cluster.files import load
+from tests.ports import free_port
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(free_port())]
     command += ["-m", "paceline.cli.main", "bench", "collectives", "--json", str(tmp_path / "found.json")]
     for setting in ("sizes=1k,16", "rounds=2", "cluster=laptop", "kinds=all_reduce,all_to_all"):
         command += ["--set", setting]
     settings = {"OMP_NUM_THREADS": "1", "PACELINE_CACHE": "off", "PACELINE_SHM": "portable"}
     run = subprocess.run(
-        command, env={**os.environ, **settings}, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        command, env={**os.environ, **settings}, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr
     found = json.loads((tmp_path / "found.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections import Counter
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from paceline.exchange.membership import member as members
 from paceline.exchange.membership.seats import Process
 from paceline.exchange.terms import Terms
 from tests.exchange.membership.village import job, stopped, village
+from tests.ports import free_port
 
 
 def test_a_killed_coordinator_goes_on_where_it_was() -> None:
@@ -112,9 +112,7 @@ def test_who_cannot_be_seen_has_a_moment_to_come_back(monkeypatch: pytest.Monkey
 
 
 def test_members_of_other_hosts_come_by_tcp() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with village(job(), Terms(2), port=port) as here:
+    with village(job(), Terms(2), port=free_port()) as here:
         away = replace(here.charter.coordinator, machine="another host")
         here.charter = replace(here.charter, coordinator=away)
         here.person(Role.SERVER)

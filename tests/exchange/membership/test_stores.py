@@ -21,14 +21,7 @@ from paceline.exchange.membership.store import Store
 from paceline.exchange.membership.stores import opened
 from paceline.exchange.terms import Terms
 from tests.exchange.membership.village import job, village
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in held]
-    for sock in held:
-        sock.close()
-    return ports
+from tests.ports import free_port, free_ports
 
 
 def etcd(folder: Path) -> tuple[list[str], int, str]:
@@ -50,7 +43,7 @@ def etcd(folder: Path) -> tuple[list[str], int, str]:
 
 def redis(folder: Path) -> tuple[list[str], int, str]:
     pytest.importorskip("redis", reason="the package redis is not installed")
-    (port,) = free_ports(1)
+    port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     return [*command, "--appendonly", "yes"], port, f"redis://127.0.0.1:{port}/0"
 
@@ -201,7 +194,7 @@ def test_a_job_goes_on_after_its_coordinator_was_killed(server: Server) -> None:
 
 
 def test_a_store_that_cannot_be_reached_is_told(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     monkeypatch.setattr(charge, "_PATIENCE_S", 0.0)
     with pytest.raises((ExchangeError, ConnectionLost), match="could not be reached"):
         opened(f"etcd://127.0.0.1:{port}/x", directory).load()

@@ -17,6 +17,7 @@ from paceline.errors import LaunchError
 from paceline.runtime.job.arrival import roll_call
 from paceline.runtime.job.rendezvous import join
 from paceline.runtime.job.world import STORE_FILE, World
+from tests.ports import free_port
 from tests.ranks import ranks
 from tests.runtime.job import rank_jobs
 
@@ -48,7 +49,7 @@ def test_different_devices_are_told(rank: int, tmp_path: Path):
 def test_ranks_that_never_arrive_are_named(rank: int, tmp_path: Path):
     store = dist.FileStore(str(tmp_path / "store"), 2)
     with pytest.raises(LaunchError, match=r"ranks 2, 3 of 4 never arrived within 0.5 s \(arrived: 0, 1\)"):
-        roll_call(store, World(rank, 4), 0.5)
+        rank_jobs.roll_call_of([0, 1], timeout_s=0.5)(store, World(rank, 4), 20)
 
 
 @ranks(2)
@@ -130,11 +131,6 @@ def test_alone_there_is_no_group(monkeypatch: pytest.MonkeyPatch):
         assert not dist.is_initialized()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @contextmanager
 def started(*commands: tuple[list[str], dict[str, str]]) -> Iterator[list[subprocess.Popen[str]]]:
     """Run commands side by side; none outlives the context."""
@@ -174,7 +170,7 @@ def test_under_torchrun_on_two_nodes(tmp_path: Path):
         for node in "01"
     ]
     with started(*(([*node, "report", str(tmp_path)], {}) for node in nodes)) as processes:
-        assert [process.wait(timeout=60) for process in processes] == [0, 0]
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
     assert worlds(tmp_path, 2) == [[0, 2, 0, 1, "TORCHRUN"], [1, 2, 0, 1, "TORCHRUN"]]
     told = [json.loads((tmp_path / f"{rank}.json").read_text())["backend"] for rank in range(2)]
     assert told == [["gloo", "gloo: no two ranks share a host"]] * 2
@@ -183,7 +179,7 @@ def test_under_torchrun_on_two_nodes(tmp_path: Path):
 def test_under_torchrun_an_error_ends_the_job_although_a_collective_is_under_way(tmp_path: Path):
     options = torchrun("--nproc-per-node", "2", "--master-port", str(free_port()))
     with started(([*options, "report_and_fail", str(tmp_path)], {})) as (process,):
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert worlds(tmp_path, 2) == [[0, 2, 0, 2, "TORCHRUN"], [1, 2, 1, 2, "TORCHRUN"]]
     assert process.returncode == 1
     assert "ValueError: the cause" in errors
