@@ -70,13 +70,13 @@ def _become_ranks(entry: str) -> bool:
     for rank in range(int(os.environ["WORLD_SIZE"])):
         pid = os.fork()
         if not pid:
-            os.close(word)
             _grow_up(rank)
+            _say(word, f"started {rank} {os.getpid()}")  # by itself: signals go to its session, which is there by now
+            os.close(word)
             if not can_go_on:
                 os.execv(sys.executable, command(entry))
             return True
         ranks[pid] = rank
-        _say(word, f"started {rank} {pid}")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever tells all processes to end lets ranks do it in good order
     while ranks:
