@@ -119,7 +119,7 @@ class Job:
         """Become this rank."""
         torch.set_num_threads(1)
         os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-        timeout = timedelta(seconds=60)
+        timeout = timedelta(seconds=600)
         if self.namespaces is not None:
             self.namespaces[rank // 2].enter()
             store: Any = dist.TCPStore(self.namespaces[0].address, _PORT, self.size, rank == 0, timeout)
@@ -130,7 +130,7 @@ class Job:
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=self.size, timeout=timeout)
 
 
-def run(job: Job, body: Callable[..., str], *given: Any, timeout_s: float = 60) -> list[str | None]:
+def run(job: Job, body: Callable[..., str], *given: Any, timeout_s: float = 300) -> list[str | None]:
     """Return what `body(rank, *given)` returns on each rank; None where a rank was killed or hangs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -249,4 +249,4 @@ if __name__ == "__main__":
     from tests.shm import spanning as importable  # so that the ranks find its functions by name
 
     with importable.two_namespaces() as both_namespaces:
-        print(importable.run(importable.Job(namespaces=both_namespaces), importable.measure, timeout_s=300)[0])
+        print(importable.run(importable.Job(namespaces=both_namespaces), importable.measure)[0])

@@ -52,12 +52,12 @@ def test_every_number_of_ranks_loads_from_every_other(saved, size):
     ranks(size)(load_at)(directory=saved)
 
 
-def start(directory, rank, **options):
+def start(directory, rank):
     """Two ranks, trained for a step and saved."""
     module = Sharded("fsdp=2", split(0), rank=rank)
     optimizer = adamw(module)
     train(module, optimizer, range(1))
-    checkpoints = Checkpointer(directory / "saves", module, optimizer, **options)
+    checkpoints = Checkpointer(directory / "saves", module, optimizer)
     checkpoints.save(1, {"step": 1}, block=True)
     return module, optimizer, checkpoints
 
@@ -123,7 +123,8 @@ def test_all_refuse_what_one_finds_broken(rank, tmp_path):
 
 @ranks(2)
 def test_a_rank_that_never_comes_is_named(rank, tmp_path):
-    _, _, checkpoints = start(tmp_path, rank, timeout=1.0)
+    module, optimizer, _ = start(tmp_path, rank)
+    checkpoints = Checkpointer(tmp_path / "saves", module, optimizer, timeout=1.0)
     if rank == 0:
         with pytest.raises(CheckpointError, match=r"step 2 was not saved: rank 1 did not finish writing within 1 s"):
             checkpoints.save(2, {}, block=True)
