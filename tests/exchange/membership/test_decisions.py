@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -280,6 +282,28 @@ def test_a_snapshot_that_fails_is_made_later_and_those_before_are_kept(tmp_path:
     monkeypatch.setattr("time.monotonic", lambda: 1e12)
     desk.settle()
     assert desk.state.snapshot is not None and desk.state.snapshot.number == 3
+
+
+def test_events_that_a_full_disk_took_by_half_spoil_no_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def events() -> list[str]:
+        lines = (desk.directory.root / "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["event"] for line in lines if line.endswith("}")]
+
+    room, write = [30, 1], os.write
+
+    def little(file: int, data: bytes) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: room.pop(0)])
+
+    desk.join("a")
+    before = events()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", little)
+        for nonce in "bcd":  # half of a line, no more than its end, nothing at all
+            desk.join(nonce)
+    desk.join("e")
+    assert events() == [*before, "joined"] and len(desk.state.seats) == 5
 
 
 def test_a_long_journal_becomes_one_record(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

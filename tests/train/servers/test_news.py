@@ -35,5 +35,11 @@ def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
     assert list(news.new()) == ["3 shards were copied in 2.0 s"]  # the other line is not whole yet
     write(end="\n")
     assert list(news.new()) == ["worker 2 is gone: it died"]
+    write({"event": "left", "role": "worker", "id": 5}, end="")
+    with path.open("r+b") as file:  # the disk was full, and then was not
+        file.truncate(path.stat().st_size - 9)
+    write(end="\n")
+    write({"event": "left", "role": "worker", "id": 6})
+    assert list(news.new()) == ["worker 6 left"]
     write({"event": "finished"}, {"event": "gone", "role": "server", "id": 1, "why": "the job is over"})
     assert list(news.new()) == []

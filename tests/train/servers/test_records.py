@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.errors import ExchangeError
 from paceline.train.data.source import DatasetSource
 from paceline.train.servers.watch.steps import Steps
 from paceline.train.servers.watch.view import staleness_words
@@ -14,6 +15,8 @@ from paceline.train.servers.worker.records import RecordFile, RecordReader, thre
 from paceline.train.servers.worker.reports import EvaluationReport, TaskReport
 from paceline.train.servers.worker.samples import TaskSamples, samples_of_step
 from tests.train.servers.toys import Points
+
+FULL = Path("/dev/full")
 
 
 def task(number: int, loss: float, weight: float = 1.0) -> TaskReport:
@@ -34,6 +37,14 @@ def test_lines_are_read_as_they_come_and_no_half_ones(tmp_path: Path) -> None:
     assert threads_of(tmp_path / "worker-1.jsonl") == 3
     reader.close()
     first.close()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="a Linux device")
+def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.jsonl"
+    path.symlink_to(FULL)
+    with pytest.raises(ExchangeError, match=r"worker-0.jsonl \(No space left on device\).*make room"):
+        RecordFile(path, 0)
 
 
 def test_a_step_is_there_once_all_its_tasks_are_each_of_them_once() -> None:

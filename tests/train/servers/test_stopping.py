@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -13,7 +14,7 @@ from paceline.exchange.terms import Terms
 from paceline.runtime.job.signals import NotedSignals
 from paceline.train.servers.supervisor import stopping
 from paceline.train.servers.supervisor.clusters import Clusters
-from paceline.train.servers.supervisor.stopping import stop
+from paceline.train.servers.supervisor.stopping import stop_by_signal, stop_unwritten
 from paceline.train.servers.supervisor.workforce import Workforce
 from paceline.train.servers.watch.status import Status
 
@@ -53,7 +54,12 @@ class World:
         self.signals.received += self._looks
 
     def stop(self) -> bool:
-        return stop(cast(Clusters, self), cast(Workforce, self), self.signals)
+        return stop_by_signal(cast(Clusters, self), cast(Workforce, self), self.signals)
+
+    def stop_unwritten(self) -> str:
+        self.signals.received.clear()
+        full = OSError(errno.ENOSPC, "No space left on device")
+        return str(stop_unwritten(full, cast(Clusters, self), cast(Workforce, self), self.signals))
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +108,13 @@ def test_a_job_that_fails_meanwhile_says_so_and_one_that_hangs_too(monkeypatch: 
     monkeypatch.setattr(stopping, "_SNAPSHOT_S", 0.0)
     with pytest.raises(RankFailed, match="no snapshot within 0 s"):
         World(Exchange(RUNNING)).stop()
+
+
+def test_where_figures_cannot_be_written_the_run_is_saved_if_that_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "No space left on device). It was stopped and saved." in World(Exchange(RUNNING, saved(1))).stop_unwritten()
+    assert "by a signal, unsaved" in World(Exchange(RUNNING), looks=[signal.SIGINT]).stop_unwritten()
+    monkeypatch.setattr(stopping, "_SNAPSHOT_S", 0.0)
+    assert "not saved: servers wrote no snapshot" in World(Exchange(RUNNING)).stop_unwritten()
 
 
 def test_what_a_coordinator_says_of_its_job() -> None:

@@ -40,6 +40,7 @@ class Books:
         self.state = State.of(charter, records)
         self._records: list[Record] = []
         self._lines: list[str] = []
+        self._torn = False  # the last line is half of one
         self._events = os.open(events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         if records and anew:
             self.write({"is": "anew"})
@@ -66,13 +67,19 @@ class Books:
             self._store.append(self._records, durable)
             self._records.clear()
         if self._lines:
-            try:
-                os.write(self._events, "".join(f"{line}\n" for line in self._lines).encode())
-            except OSError as error:  # nobody depends on them
-                _LOG.warning("events could not be written (%s): %s", error, self._lines)
+            self._write_events("".join(f"{line}\n" for line in self._lines).encode())
             self._lines.clear()
         if self._store.appended >= _COMPACT_AT:
             self._store.replace(self.state.to_record())
+
+    def _write_events(self, lines: bytes) -> None:
+        """Write lines for people. Nobody depends on them: of a full disk half may be there, and the next begin anew."""
+        written = 0
+        try:
+            written = os.write(self._events, b"\n" * self._torn + lines) - self._torn
+        except OSError as error:
+            _LOG.warning("events could not be written (%s): %s", error, lines.decode())
+        self._torn = written != len(lines) and (self._torn or written > 0)
 
     def close(self) -> None:
         """End; the store is free."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from typing import Final
 
 from paceline.errors import RankFailed
@@ -52,16 +53,32 @@ class Saving:
         return False
 
 
-def stop(clusters: Clusters, workforce: Workforce, signals: NotedSignals) -> bool:
-    """Have workers leave, and servers write a snapshot; whether it was written: a second signal ends this at once.
+def stop_by_signal(clusters: Clusters, workforce: Workforce, signals: NotedSignals) -> bool:
+    """Stop a run as its user asked; whether it was saved. A second signal ends this at once.
+
+    Raises:
+        RankFailed: it could not be saved.
+    """
+    return _stop(clusters, workforce, lambda: len(signals.received) > 1)
+
+
+def stop_unwritten(error: OSError, clusters: Clusters, workforce: Workforce, signals: NotedSignals) -> RankFailed:
+    """Stop a run whose figures cannot be written, and save it if that can be; return what there is to say."""
+    try:
+        saved = "and saved." if _stop(clusters, workforce, lambda: bool(signals.received)) else "by a signal, unsaved."
+    except RankFailed as failed:
+        saved = f"and not saved: {failed}"
+    return RankFailed(
+        f"what the run does cannot be written ({error}). It was stopped {saved} Make room, and go on with --resume."
+    )
+
+
+def _stop(clusters: Clusters, workforce: Workforce, hurried: Callable[[], bool]) -> bool:
+    """Have workers leave, and servers write a snapshot; whether it was written, rather than given up in a hurry.
 
     Raises:
         RankFailed: no snapshot came.
     """
-
-    def hurried() -> bool:
-        return len(signals.received) > 1
-
     workforce.end(signal.SIGTERM, _GRACE_S, hurried)
     deadline = time.monotonic() + _SNAPSHOT_S
     wanted = [Saving(cluster) for cluster in clusters.all]

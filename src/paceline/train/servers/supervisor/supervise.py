@@ -29,7 +29,7 @@ from paceline.train.servers.rundir import log_of
 from paceline.train.servers.supervisor.clusters import Clusters
 from paceline.train.servers.supervisor.finish import finish
 from paceline.train.servers.supervisor.setup import prepare
-from paceline.train.servers.supervisor.stopping import stop
+from paceline.train.servers.supervisor.stopping import stop_by_signal, stop_unwritten
 from paceline.train.servers.supervisor.workforce import Workforce
 from paceline.train.servers.watch.progress import Progress
 from paceline.train.servers.watch.status import Status
@@ -147,23 +147,36 @@ class _Run:
             clusters.start()
             workforce.start()
             progress.start(StartReport(progress.steps.done, progress.total, parameters))
-            status = self._until_done(clusters, workforce, progress, signals)
+            try:
+                status = self._until_done(clusters, workforce, progress, signals)
+            except OSError as error:
+                raise stop_unwritten(error, clusters, workforce, signals) from error
             if not status.finished:
-                ended, saved = signals.received[0], stop(clusters, workforce, signals)
+                ended, saved = signals.received[0], stop_by_signal(clusters, workforce, signals)
             workforce.wait(_GRACE_S)
-            progress.take()
-            done = progress.steps.done
-            if ended is not None and saved:
-                progress.checkpoint(CheckpointReport(done, clusters.main.directory.snapshots, 0.0))
-            figures = {**status.last_figures, **clusters.status().last_figures}
-            if figures:
-                progress.members(MembersReport(done, figures))
-            report = EndReport(done, progress.total, ended, time.monotonic() - self.began)
-            progress.end(report)
+            with self._warned():
+                progress.take()
+            report = EndReport(progress.steps.done, progress.total, ended, time.monotonic() - self.began)
+            with self._warned():
+                if ended is not None and saved:
+                    progress.checkpoint(CheckpointReport(report.step, clusters.main.directory.snapshots, 0.0))
+                figures = {**status.last_figures, **clusters.status().last_figures}
+                if figures:
+                    progress.members(MembersReport(report.step, figures))
+                progress.end(report)
             return report, saved
         finally:
-            progress.close()
+            with self._warned():
+                progress.close()
             clusters.close()
+
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        """Go on without the last figures where there is no room for them: what was learnt is yet to be written."""
+        try:
+            yield
+        except OSError as error:
+            self.speaker.log.warning("the last figures cannot be written: %s", error)
 
     def _until_done(
         self, clusters: Clusters, workforce: Workforce, progress: Progress, signals: NotedSignals

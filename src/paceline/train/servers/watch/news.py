@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ class News:
             whole, newline, _ = events.read().rpartition(b"\n")
         self._at += len(whole) + len(newline)
         for line in whole.splitlines():
-            text = self._told(json.loads(line))
+            text = self._told(_event(line))
             if text is not None:
                 yield f"{self._group}{text}"
 
     def _told(self, event: Mapping[str, Any]) -> str | None:
-        match event["event"]:
+        match event.get("event"):
             case _ if self._over:
                 return None
             case "finished":
@@ -74,3 +75,11 @@ class News:
             return None
         count, self._copies = len(self._copies), set()
         return f"{count} shards were copied in {view['time'] - self._copying_since_s:.1f} s" if count else None
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """Return an event; nothing of half a line, which a disk that was full took."""
+    event: dict[str, Any] = {}
+    with suppress(ValueError):
+        event = json.loads(line)
+    return event

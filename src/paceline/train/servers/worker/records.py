@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from paceline.errors import ExchangeError
 from paceline.train.servers.worker.reports import EvaluationReport, Listener, TaskReport
 
 
@@ -31,12 +33,17 @@ class RecordFile(Listener):
 
     def __init__(self, path: Path, worker: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("a", encoding="utf-8", buffering=1)
         # How many threads there are decides in which order kernels add up: a replay needs as many.
         self._write({"begun": worker, "threads": torch.get_num_threads()})
 
     def on_task(self, report: TaskReport) -> None:
-        """Write a line."""
+        """Write a line.
+
+        Raises:
+            ExchangeError: there is no room for it.
+        """
         self._write(asdict(report))
 
     def on_evaluation(self, report: EvaluationReport) -> None:
@@ -46,11 +53,18 @@ class RecordFile(Listener):
 
     def close(self) -> None:
         """Write no more."""
-        self._file.close()
+        with suppress(OSError):  # a line that could not be written, which was said then
+            self._file.close()
 
     def _write(self, values: dict[str, Any]) -> None:
         # NaN is a word that JSON lacks: a loss that is a mean over nothing is null.
-        self._file.write(json.dumps(_plain(values)) + "\n")
+        try:
+            self._file.write(json.dumps(_plain(values)) + "\n")
+        except OSError as error:
+            raise ExchangeError(
+                f"cannot write {self._path} ({error.strerror}); without it nobody knows what this worker did: make "
+                "room, and go on with --resume."
+            ) from error
 
 
 def _plain(value: Any) -> Any:
