@@ -102,7 +102,7 @@ def test_buckets(folder):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (row().partition("\t")[2], "it has 39 columns between tabs, not 40.*own test set has no labels"),
+        (row().partition("\t")[2], "it has 39 columns between tabs, not 40.*no label, as in Criteo's own test set"),
         ("0 1 2", "it has 1 columns between tabs, not 40"),
         (row() + "\t", "it has 41 columns"),
         (row("2"), "the label is '2'; it is 1"),

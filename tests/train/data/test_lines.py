@@ -59,9 +59,39 @@ def test_the_index_of_a_large_file_is_kept_until_the_file_changes(tmp_path, monk
     assert len(Lines([path])) == 1
 
 
+def test_a_mark_of_byte_order_is_not_of_the_first_line(tmp_path):
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf1 5:1\r\n0 6:1\r\n")
+    lines = Lines([tmp_path / "marked"])
+    assert lines.read(np.arange(2)) == [b"1 5:1", b"0 6:1"]
+    assert lines.where(1).endswith("marked, line 2")
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf\n")
+    with pytest.raises(DataError, match="is empty"):
+        Lines([tmp_path / "marked"])
+
+
+def test_what_is_no_text_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 1 << 20)
+    monkeypatch.setattr(module, "_LONGEST", 3 << 20)
+    (tmp_path / "array").write_bytes(b"0 1:1\n" + bytes(5 << 20))
+    with pytest.raises(DataError, match=r"array has a line of more than 3 MB, at byte 6: it is no text"):
+        Lines([tmp_path / "array"])
+    (tmp_path / "wide").write_text("0 1:1\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"wide is text in UTF-16; convert it: iconv"):
+        Lines([tmp_path / "wide"])
+
+
+def test_the_place_of_a_line_tells_what_may_be_wrong_with_it(tmp_path):
+    (tmp_path / "a").write_text("label\n\n0 1:1\n0 2:1\n")
+    (tmp_path / "b").write_text("\n0 1:1\n0 2:1\n0 3:")
+    lines = Lines([tmp_path / "a", tmp_path / "b"])
+    header, cut = f"If this is a header, remove it: tail -n +2 {tmp_path}", "it may have been cut off."
+    assert header in lines.hint(0) and header in lines.hint(3) and cut in lines.hint(5)
+    assert [lines.hint(line) for line in (1, 2, 4)] == ["", "", ""]
+
+
 def test_compressed_and_missing_files(tmp_path):
     (tmp_path / "day_0.gz").write_bytes(b"\x1f\x8b\x08" + bytes(50))
-    with pytest.raises(DataError, match=r"day_0.gz is compressed \(gzip\).*unpack it first"):
+    with pytest.raises(DataError, match=r"day_0.gz is compressed \(gzip\).*unpack it first: gunzip -k .*day_0.gz"):
         Lines([tmp_path / "day_0.gz"])
     with pytest.raises(DataError, match=r"no file .*day_1.* Did you mean 'day_0.gz'"):
         Lines([tmp_path / "day_1.gz"])

@@ -69,7 +69,7 @@ def _columns(text: bytes, lines: Sequence[bytes]) -> tuple[Places, Places]:
     if len(marks) != _COLUMNS * len(lines) or (letters[marks[_COLUMNS - 1 :: _COLUMNS]] != ord("\n")).any():
         counts = [line.count(b"\t") + 1 for line in lines]
         line = next(index for index, count in enumerate(counts) if count != _COLUMNS)
-        hint = " Criteo's own test set has no labels: nothing can be learnt from it or measured on it."
+        hint = " With 39 there is no label, as in Criteo's own test set: nothing can be learnt or measured."
         raise LineFault(
             line,
             f"it has {counts[line]} columns between tabs, not {_COLUMNS}: a label, {INTEGERS} whole numbers, "

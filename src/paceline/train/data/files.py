@@ -25,7 +25,7 @@ def reading(path: Path) -> Iterator[None]:
     except PermissionError as error:
         raise DataError(f"no permission to read {path}; this process runs as user {os.geteuid()}.") from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder; name the files in it: {path}/*.txt, for example.") from error
+        raise DataError(f"{path} is a folder; name the files in it, such as '{path}/*'.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 

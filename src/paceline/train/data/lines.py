@@ -32,7 +32,20 @@ _CHUNK: Final = 4 << 20
 _SMALL: Final = 64 << 20
 """Bytes of a file whose index is not worth a file of its own."""
 
-_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd", b"PK": "zip"}
+_LONGEST: Final = 64 << 20
+"""Bytes of a line; what is longer is no text."""
+
+_BYTE_ORDER: Final = b"\xef\xbb\xbf"
+"""With which some programs begin a text in UTF-8."""
+
+_COMPRESSED: Final = {
+    b"\x1f\x8b": ("gzip", "gunzip -k"),
+    b"BZ": ("bzip2", "bunzip2 -k"),
+    b"\xfd7": ("xz", "unxz -k"),
+    b"\x28\xb5": ("zstd", "unzstd"),
+    b"PK": ("zip", "unzip"),
+}
+_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,7 @@ class Lines:
         mark: a byte to count, such as what stands in every feature of a line; None to count nothing.
 
     Raises:
-        DataError: a file is missing, compressed, or holds no lines.
+        DataError: a file is missing, compressed, or no text, or holds no lines.
     """
 
     def __init__(self, paths: Sequence[Path], mark: bytes | None = None) -> None:
@@ -84,14 +97,32 @@ class Lines:
 
     def where(self, index: int) -> str:
         """Return the file of a line and its number in it, for messages."""
-        file = int(np.searchsorted(self._starts, index, side="right")) - 1
-        start = int(self._indices[file].starts[index - self._starts[file]])
+        file, line = self._place(index)
+        start = int(self._indices[file].starts[line])
         before = 0
         with reading(self._paths[file]), self._paths[file].open("rb") as text:
             while start > 0 and (piece := text.read(min(start, _CHUNK))):
                 before += piece.count(b"\n")
                 start -= len(piece)
         return f"{self._paths[file]}, line {before + 1}"
+
+    def hint(self, index: int) -> str:
+        """Return what may be wrong with a line that cannot be read, by where it stands; empty if nothing is known."""
+        file, line = self._place(index)
+        path = self._paths[file]
+        if line == 0:
+            return f" If this is a header, remove it: tail -n +2 {path} > NEW."
+        if line == len(self._indices[file]) - 1:
+            with reading(path), path.open("rb") as text:
+                text.seek(-1, os.SEEK_END)
+                if text.read(1) != b"\n":
+                    return " The file ends in this line, without a line end; it may have been cut off."
+        return ""
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the file of a line, and its number among the lines there that are not blank."""
+        file = int(np.searchsorted(self._starts, index, side="right")) - 1
+        return file, index - int(self._starts[file])
 
     def _read_file(self, file: int, lines: Indices, places: list[int], found: list[bytes]) -> None:
         """Put lines of one file at their places in `found`."""
@@ -123,11 +154,14 @@ def _index(path: Path, mark: bytes | None) -> LineIndex:
         state = path.stat()
         with path.open("rb") as file:
             begin = file.read(2)
-        kind = _COMPRESSED.get(begin)
-        if kind is not None:
+        if begin in _COMPRESSED:
+            kind, unpack = _COMPRESSED[begin]
             raise DataError(
-                f"{path} is compressed ({kind}), and lines cannot be read from the middle of it; unpack it first."
+                f"{path} is compressed ({kind}), and lines cannot be read from the middle of it; unpack it first: "
+                f"{unpack} {path}"
             )
+        if begin in _UTF16:
+            raise DataError(f"{path} is text in UTF-16; convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW")
         if state.st_size < _SMALL:
             pieces = list(_pieces(path, mark))
             index = LineIndex(np.concatenate([starts for starts, _ in pieces]), max(marks for _, marks in pieces))
@@ -189,12 +223,16 @@ def _pieces(path: Path, mark: bytes | None) -> Iterator[tuple[NDArray[np.int64],
     bar = Progress(console=Console(stderr=True), transient=True, disable=size < _SMALL)
     with path.open("rb") as file, bar:
         task = bar.add_task(f"finding the lines of {path.name}", total=size)
-        at, rest = 0, b""
+        at, rest = len(_BYTE_ORDER), b""
+        if file.read(at) != _BYTE_ORDER:
+            at = file.seek(0)
         while piece := file.read(_CHUNK):
             text = rest + piece
             whole = text.rfind(b"\n") + 1
             yield _starts(text[:whole], at, mark)
             at, rest = at + whole, text[whole:]
+            if len(rest) > _LONGEST:
+                raise DataError(f"{path} has a line of more than {_LONGEST >> 20} MB, at byte {at}: it is no text.")
             bar.advance(task, len(piece))
         yield _starts(rest, at, mark)
         yield np.array([at + len(rest)], dtype=np.int64), 0

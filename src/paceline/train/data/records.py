@@ -60,7 +60,8 @@ class LineSource(Source):
         try:
             return self._parse(self._lines.read(indices))
         except LineFault as fault:
-            raise DataError(f"{self._lines.where(int(indices[fault.line]))}: {fault.message}") from None
+            index = int(indices[fault.line])
+            raise DataError(f"{self._lines.where(index)}: {fault.message}{self._lines.hint(index)}") from None
 
 
 class Periodic(Source):
