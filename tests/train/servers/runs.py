@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import ExchangeError
 from paceline.exchange.directory import Directory
@@ -137,6 +138,7 @@ def serial(config: Path, steps: int, first: int = 0, group: int | None = None) -
             (module(**part.batch) * (part.samples / total)).backward()
         if total:
             optimizer.step()
+            nn.utils.clip_grad_norm_(module.parameters(), recipe.train.clip or math.inf)
         schedule.step()
     return module.state_dict()
 

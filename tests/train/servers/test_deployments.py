@@ -92,7 +92,7 @@ def gap_of_snapshot(out: Path) -> float:
 
 def test_groups_that_meet_only_at_the_end_are_averaged_also_where_they_were_stopped(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    given = sets(server=f"{{{GROUPS}, sync_every: 1000}}", train__steps=STEPS)
+    given = sets(server=f"{{{GROUPS}, sync_every: 1000}}", train__steps=STEPS, train__clip=0.3)
     with started(out, *given, sleep_s=0.01) as run:
         run.until(lambda: run.steps() >= 3)
         run.process.send(signal.SIGTERM)

@@ -65,6 +65,20 @@ def test_a_step_is_there_once_all_its_tasks_are_each_of_them_once() -> None:
     assert steps.done == 3
 
 
+def test_a_step_has_the_norm_that_one_of_its_workers_names() -> None:
+    records = [
+        {"task": task, "loss": 1.0, "weight": 1.0, "norm": norm}
+        for task, norm in enumerate([None, 2.5, 3.5, None, None, None])
+    ]
+
+    def norms(*, normed: bool) -> list[float | None]:
+        steps = Steps(pieces=2, steps=3, every=1, rates=[0.1] * 3, samples=lambda step: 2, normed=normed)
+        return [report.grad_norm for report in steps.take(records)]
+
+    assert norms(normed=True) == [2.5, 3.5, None]
+    assert norms(normed=False) == [None] * 3  # of groups: each has its own
+
+
 def test_steps_that_become_known_at_once_share_the_time_since_those_before() -> None:
     steps = Steps(pieces=1, steps=9, every=1, rates=[0.1] * 9, samples=lambda step: 4)
     records = [{"task": task, "loss": 1.0, "weight": 4.0} for task in range(9)]

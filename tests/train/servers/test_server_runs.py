@@ -17,7 +17,8 @@ from tests.train.servers.runs import PATIENCE_S, TOYS, gap, paceline, serial, se
 
 def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with started(out, *sets(train__steps=4000, schedule="{name: StepLR, step_size: 3, gamma: 0.9}")) as run:
+    schedule = "{name: StepLR, step_size: 3, gamma: 0.9}"
+    with started(out, *sets(train__steps=4000, train__clip=0.3, schedule=schedule)) as run:
         run.until(lambda: run.steps() >= 3)
         run.process.send(signal.SIGTERM)
         assert run.finish() == 143
@@ -29,6 +30,7 @@ def test_stopped_and_resumed_a_synchronous_run_is_serial(tmp_path: Path) -> None
     rows = read_metrics(out / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, done + 13))
     assert [round(row["lr"], 9) for row in rows] == [round(0.2 * 0.9 ** (step // 3), 9) for step in range(done + 12)]
+    assert all(row["grad_norm"] > 0 for row in rows) and max(row["grad_norm"] for row in rows) > 0.3
     assert gap(out, serial(out / "config.yaml", done + 12)) < 1e-9
     assert read_metrics(out / "metrics.jsonl", "validation")[-1]["step"] == done + 12
     assert figures(out, "worker", "pushes", last=True), "the last line tells of workers that have left"

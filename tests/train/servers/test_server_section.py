@@ -56,8 +56,10 @@ def load(tmp_path: Path) -> Load:
         (["server.average_every=5"], ["train.steps is 12", "every 5 steps"]),
         (["server.deployment=groups", "server.groups=3"], ["which 3 groups do not divide"]),
         (["server.pieces=3"], ["train.batch is 16", "a multiple of 3"]),
-        (["train.clip=1.0"], ["train.clip", "mean of 4 tasks", "asp"]),
-        (["train.clip=1.0", "server.consistency=asp", "server.tables={emb: i}", "server.sparse=bsp"], ["train.clip"]),
+        (
+            ["train.clip=1.0", "server.consistency=asp", "server.tables={emb: i}", "server.sparse=bsp"],
+            ["train.clip", "'asp' and 'bsp'", "one consistency for both"],
+        ),
         (["train.trace=[1]"], ["train.trace", "leave it out"]),
         (["schedule.warmup=2", "optimizer.name=FTRL"], ["FTRL", "cannot change"]),
         (["schedule.name=linear", "server.tables={e: {keys: i, optimizer: {name: FTRL, lr: 1}}}"], ["FTRL"]),
@@ -179,7 +181,24 @@ def test_what_is_more_than_a_factor_is_refused(load: Load, schedule: str, words:
 
 
 @pytest.mark.parametrize(
-    "overrides", [["server.consistency=ssp(1)"], ["server.pieces=1"], ["server.average_every=2"]], ids=str
+    ("overrides", "by_servers"),
+    [
+        ([], True),
+        (["server.tables={emb.weight: i}"], True),
+        (["server={workers: 4, deployment: groups}"], True),
+        (["server={workers: 4, deployment: groups, groups: 4}"], False),
+        (["server.consistency=ssp(1)"], False),
+        (["server.pieces=1"], False),
+        (["server.pieces=1", "server.tables={emb.weight: i}", "server.sparse=asp"], False),
+        (["server.average_every=2"], False),
+        (["server={workers: 4, consistency: hogwild}"], False),
+    ],
+    ids=str,
 )
-def test_gradients_are_clipped_where_they_are_applied_by_themselves(load: Load, overrides: list[str]) -> None:
-    assert load("train.clip=0.5", *overrides).train.clip == 0.5
+def test_means_are_clipped_by_servers_and_gradients_of_tasks_by_workers(
+    load: Load, overrides: list[str], by_servers: bool
+) -> None:
+    job = job_of(load("train.clip=0.5", *overrides), Net(), 12)
+    assert job.clip == (0.5 if by_servers else None)
+    assert global_job(job, 2).clip is None
+    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job

@@ -64,20 +64,29 @@ def _check_step(recipe: Recipe, server: ServerSection) -> None:
         )
 
 
-def _applies_means(server: ServerSection) -> bool:
+def applies_means(recipe: Recipe) -> bool:
     """Whether what servers apply is a mean of several tasks' gradients."""
-    if server.average_every is not None or server.is_hogwild:
+    server = recipe.server
+    if server is None or server.average_every is not None or server.is_hogwild:
         return False
-    return Mode.BSP in (server.dense_consistency.mode, server.sparse_consistency.mode)
+    tasks = server.tasks_of_a_step // (server.groups if server.deployment == "groups" else 1)
+    return tasks > 1 and Mode.BSP in _modes(server)
+
+
+def _modes(server: ServerSection) -> set[Mode]:
+    """Return how far tables may drift apart."""
+    return {
+        server.dense_consistency.mode,
+        server.sparse_consistency.mode if server.tables else server.dense_consistency.mode,
+    }
 
 
 def _check_rest(recipe: Recipe, server: ServerSection) -> None:
-    tasks = server.tasks_of_a_step // (server.groups if server.deployment == "groups" else 1)
-    if recipe.train.clip is not None and tasks > 1 and _applies_means(server):
+    if recipe.train.clip is not None and applies_means(recipe) and len(_modes(server)) > 1:
         raise complaint(
-            f"train.clip is for a gradient that is applied by itself; under bsp servers apply the mean of {tasks} "
-            "tasks, each server its part, and nobody has all of it. Take ssp(s) or asp, where each task's gradient is "
-            "clipped and applied, or server.pieces: 1 and one worker with a mesh, or leave train.clip out.",
+            "train.clip is for one gradient, and here there are several: dense parameters and sparse tables under "
+            f"'{server.consistency}' and '{server.sparse}' are updated at different times, of different tasks. Take "
+            "one consistency for both, or server.pieces: 1, or leave train.clip out.",
             "train.clip",
         )
     if recipe.train.trace:

@@ -9,6 +9,7 @@ from paceline.exchange.job import DenseTable, Job, Rule, SparseTable, Table
 from paceline.exchange.table.rules import RULES
 from paceline.exchange.terms import Terms
 from paceline.train.recipe import Recipe
+from paceline.train.servers.recipe.checks import applies_means
 from paceline.train.servers.recipe.rates import factors_of
 from paceline.train.servers.recipe.rules import rule_of
 from paceline.train.servers.recipe.section import ServerSection, TableSection, read_initializer
@@ -47,6 +48,7 @@ def job_of(recipe: Recipe, module: nn.Module, steps: int) -> Job:
         replication=server.replication,
         seed=recipe.seed,
         damp_stale=server.damp_stale,
+        clip=recipe.train.clip if applies_means(recipe) else None,
         rates=factors_of(recipe, steps) if server.average_every is None else (),  # else it is the workers' own
     )
 

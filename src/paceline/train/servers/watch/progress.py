@@ -51,11 +51,11 @@ class Progress:
         self.total = terms.tasks // job.pieces * self._every
         self._firsts = [charter.job.clock(charter.terms.first_task) for charter in charters]
         first = min(self._firsts)
+        grouped = recipe.server.deployment == "groups"
         pieces, factors = recipe.server.tasks_of_a_step, factors_of(recipe, self.total)
         rates = [recipe.optimizer.lr * factor for factor in factors] or [recipe.optimizer.lr] * self.total
         sizes = partial(samples_of_step, samples=samples, batch=recipe.train.batch)
-        self.steps = Steps(pieces, self.total, self._every, rates, sizes, first)
-        grouped = recipe.server.deployment == "groups"
+        self.steps = Steps(pieces, self.total, self._every, rates, sizes, first, not grouped)
         groups: list[int | None] = list(range(recipe.server.groups)) if grouped else [None]
         self._records = RecordReader(work_of(run, 0, group).parent for group in groups)
         self._before = [RecordReader(work_before(run, group)) for group in groups]

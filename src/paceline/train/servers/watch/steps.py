@@ -13,9 +13,10 @@ from paceline.train.callbacks import StepReport
 
 @dataclass
 class _Clock:
-    """Tasks of a clock so far: their losses and weights."""
+    """Tasks of a clock so far: their losses and weights; and the norm of the gradient, once somebody says it."""
 
     tasks: dict[int, tuple[float, float]] = field(default_factory=dict)
+    norm: float | None = None
 
 
 class Steps:
@@ -28,6 +29,7 @@ class Steps:
         rates: learning rate of each step.
         samples: returns how many samples a step has; steps are counted from 0.
         first: clocks that were done before.
+        normed: whether the norms that workers name are those of steps, and not of the parts of a group.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class Steps:
         rates: Sequence[float],
         samples: Callable[[int], int],
         first: int = 0,
+        normed: bool = True,
     ) -> None:
         self._pieces, self._steps, self._every, self._rates = pieces, steps, every, rates
-        self._samples = samples
+        self._samples, self._normed = samples, normed
         self._next = first
         self._open: dict[int, _Clock] = {}
         self._at = time.monotonic()
@@ -69,16 +72,20 @@ class Steps:
         if clock < self._next:
             return
         loss = math.nan if record["loss"] is None else float(record["loss"])
-        self._open.setdefault(clock, _Clock()).tasks.setdefault(task, (loss, float(record["weight"])))
+        begun = self._open.setdefault(clock, _Clock())
+        begun.tasks.setdefault(task, (loss, float(record["weight"])))
+        if self._normed and record.get("norm") is not None:
+            begun.norm = float(record["norm"])
         while self._next in self._open and len(self._open[self._next].tasks) == self._pieces:
             yield self._completed()
 
     def _completed(self) -> StepReport:
-        tasks = [pair for _, pair in sorted(self._open.pop(self._next).tasks.items()) if pair[1]]
+        done = self._open.pop(self._next)
+        tasks = [pair for _, pair in sorted(done.tasks.items()) if pair[1]]
         samples = sum(map(self._samples, range(self.done, self.done + self._every)))
         self._next += 1
         weight = sum(pair[1] for pair in tasks)
         loss = math.fsum(loss * count for loss, count in tasks) / weight if weight else math.nan
         unit: Literal["tokens", "samples"] = "samples" if weight == samples else "tokens"
         rate = self._rates[self.done - 1]
-        return StepReport(self.done, self._steps, loss, rate, None, weight, 0.0, self._peak, unit=unit)
+        return StepReport(self.done, self._steps, loss, rate, done.norm, weight, 0.0, self._peak, unit=unit)

@@ -93,9 +93,9 @@ class LocalSteps:
         for step in range(clock * self._every, (clock + 1) * self._every):
             number = step * self._pieces + piece
             self._replica.take(self._replica.prepare(self._portions(number)))
-            loss, weight, _, _ = self._replica.compute(number)
-            if weight:
-                losses.append((loss, weight))
+            computed = self._replica.compute(number)
+            if computed.weight:
+                losses.append((computed.loss, computed.weight))
                 self._set_rate(step)
                 self._optimizer.step()
         total = sum(weight for _, weight in losses)

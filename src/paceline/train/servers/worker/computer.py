@@ -34,12 +34,14 @@ class Computed(NamedTuple):
         weight: what that is a mean over.
         dense: gradients by table; valid until the next task.
         rows: gradients of rows by table; likewise.
+        norm: global norm of the gradient before it was clipped; None: nobody asked.
     """
 
     loss: float
     weight: float
     dense: Mapping[int, Tensor]
     rows: Mapping[int, Rows]
+    norm: float | None = None
 
 
 class Evaluated(NamedTuple):

@@ -129,7 +129,7 @@ def build_parts(recipe: Recipe, job: Job, device: torch.device, group: int = 0) 
         working_set=working_set,
         scorer=scorer,
         cut=cut if whole else None,
-        clip=settings.clip,
+        clip=settings.clip if job.clip is None else None,  # else servers clip
     )
     read = samples(*given, 1 if whole else settings.micro_batches)
     computer: Computer = replica

@@ -164,11 +164,11 @@ class Replica:
             self._order = self._order_of_use()
         if weight == 0:
             return Computed(math.nan, 0.0, {}, {})
-        norm = 0.0 if self._clip is None else float(self.module.clip_grad_norm_(self._clip))
+        norm = None if self._clip is None else float(self.module.clip_grad_norm_(self._clip))
         dense = self._pieces.gather(self.dense, _gradient)
         rows = self._row_gradients()
-        _check_finite(task, loss, norm, {self.job.tables[table].name: value for table, value in dense.items()})
-        return Computed(loss, weight, dense, rows)
+        _check_finite(task, loss, norm or 0.0, {self.job.tables[table].name: value for table, value in dense.items()})
+        return Computed(loss, weight, dense, rows, norm)
 
     def _wait(self, name: str) -> None:
         if self._arrivals is not None and name in self._number:

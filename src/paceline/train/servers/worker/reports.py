@@ -16,6 +16,7 @@ class TaskReport:
         read_s, compute_s, push_s: where its time went, in seconds.
         alone: it was another worker's.
         memory_bytes: the most that this process had so far.
+        norm: global norm, before clipping, of the gradient of its step, where this worker knows it; else None.
     """
 
     task: int
@@ -26,6 +27,7 @@ class TaskReport:
     push_s: float
     alone: bool
     memory_bytes: int
+    norm: float | None = None
 
 
 @dataclass(frozen=True)

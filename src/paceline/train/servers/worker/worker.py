@@ -109,8 +109,10 @@ class Worker:
         deal = coming.deal
         computed, times = self._compute(coming)
         began = time.perf_counter()
+        norm = computed.norm if self._job.pieces == 1 else None  # else it is of a task, and its step has others
         if deal.alone or self._push_every == 1:
-            self._exchange.push([deal.number], computed.dense, computed.rows, computed.weight)
+            of_step = self._exchange.push([deal.number], computed.dense, computed.rows, computed.weight)
+            norm = norm if of_step is None else of_step
             self._pushed.append(deal)
         else:
             self._gathered.add(deal, computed)
@@ -121,7 +123,7 @@ class Worker:
         self._reader.learn(computed, self._job.clock(deal.number))
         seconds = time.perf_counter() - began
         memory = peak_memory(self._computer.rooms[0].device) if self._computer.rooms else 0
-        report = TaskReport(deal.number, computed.loss, computed.weight, *times, seconds, deal.alone, memory)
+        report = TaskReport(deal.number, computed.loss, computed.weight, *times, seconds, deal.alone, memory, norm)
         self._listener.on_task(report)
 
     def _compute(self, coming: Coming) -> tuple[Computed, tuple[float, float]]:
