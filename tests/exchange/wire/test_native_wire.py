@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.errors import ExchangeError
+from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.wire import choice
-from paceline.exchange.wire.build import BuildError
+from paceline.exchange.wire.build import BuildError, native
 from paceline.exchange.wire.codec import TYPES, encoded
 from paceline.exchange.wire.frame import Frame, Meta
+from paceline.exchange.wire.guarded import CountedUsers, Users
 from paceline.exchange.wire.sockets import SocketConnection
 
 FRAMES = [
@@ -102,12 +104,44 @@ def test_memory_is_taken_again_and_given_back() -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("make", [CountedUsers, lambda: native().Users()], ids=["python", "native"])
+def test_a_socket_is_closed_by_the_last_who_uses_it(make: Callable[[], Users]) -> None:
+    users = make()
+    assert users.enter() and users.enter()
+    assert not users.leave()
+    assert users.end() == (True, False)
+    assert users.end() == (False, False)
+    assert not users.enter()
+    assert users.leave()
+    assert make().end() == (True, True)
+
+
+def test_a_connection_that_was_closed_says_so_by_name() -> None:
+    connection, theirs = joined()
+    with theirs:
+        connection.close()
+        for use in (connection.receive, lambda: connection.send(FRAMES[0])):
+            with pytest.raises(ConnectionLost, match="the connection to a peer is closed"):
+                use()
+
+
+def test_a_frame_of_another_class_is_left_to_python() -> None:
+    class Other(Frame):
+        pass
+
+    connection, theirs = joined()
+    with theirs:
+        connection.send(Other(3, text="other"))
+        assert theirs.recv(1000) == raw(Frame(3, text="other"))
+    connection.close()
+
+
 def test_python_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise BuildError("no C++ compiler")
 
     monkeypatch.setattr(choice, "native", broken)
-    chosen = choice._chosen.__wrapped__
+    chosen = choice.chosen.__wrapped__
     with pytest.warns(UserWarning, match=r"in Python, slower .* no C\+\+ compiler"):
         assert chosen() is None
     monkeypatch.setenv(choice.CHOICE, "native")

@@ -47,7 +47,7 @@ class Ours:
         address = Address(**json.loads(wait_for(folder / "address").read_text(encoding="utf-8")))
         connection = connect(address, _SECRET, transport=self._transport, streams=self._streams)
         has = example(load)
-        out, rows = torch.empty_like(has["dense"]), torch.empty_like(has["values"])
+        out = torch.empty_like(has["dense"])
         dense, both, keys = [has["dense"]], [has["keys"], has["values"]], [has["keys"]]
 
         def ask(kind: int, tensors: list[Tensor], into: list[Tensor] | None = None) -> Frame:
@@ -59,7 +59,7 @@ class Ours:
             push=lambda: ask(_PUSH, dense),
             pull=lambda: ask(_PULL, [], [out] if placed else None).tensors[0],
             push_rows=lambda: ask(_PUSH, both),
-            pull_rows=lambda: ask(_PULL_ROWS, keys, [rows]).tensors[0],
+            pull_rows=lambda: ask(_PULL_ROWS, keys).tensors[0],
             rtt=lambda: ask(_PUSH, []),
             pull_placed=None if placed else lambda: ask(_PULL, [], [out]).tensors[0],
             close=connection.close,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_NO_NUMBERS: Final = np.empty(0, dtype=np.int64)
 
-def _no_numbers() -> NDArray[np.int64]:
-    return np.empty(0, dtype=np.int64)
+
+def no_numbers() -> NDArray[np.int64]:
+    """Return what a frame has for numbers that has none; it is the same for all."""
+    return _NO_NUMBERS
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class Frame:
     sequence: int = 0
     clock: int = -1
     weight: float = 1.0
-    numbers: NDArray[np.int64] = field(default_factory=_no_numbers)
+    numbers: NDArray[np.int64] = field(default_factory=no_numbers)
     text: str = ""
     tensors: Sequence[Tensor] = ()
 
@@ -57,8 +60,15 @@ memory."""
 class Connection(Protocol):
     """A way to one peer. Several threads may send, one at a time; one receives."""
 
-    sent_bytes: int
-    received_bytes: int
+    @property
+    def sent_bytes(self) -> int:
+        """Of all frames that were sent."""
+        ...
+
+    @property
+    def received_bytes(self) -> int:
+        """Of all frames that were received."""
+        ...
 
     def send(self, frame: Frame) -> None:
         """Send a frame; its tensors are not read any more once this returns.

@@ -5,18 +5,66 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from typing import NoReturn, Protocol
 
 from paceline.errors import ConnectionLost
 
 
-class Guarded:
-    """A socket of several threads. Its number is not given back to the system while a thread is about to use it."""
+class Users(Protocol):
+    """Who uses a socket: its number is not given back to the system meanwhile."""
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
-        sock.settimeout(None)
-        self._sock, self.name = sock, name
+    def enter(self) -> bool:
+        """Return whether the socket may be used, until `leave`; not once it is ended."""
+        ...
+
+    def leave(self) -> bool:
+        """Return whether the socket is to be closed now."""
+        ...
+
+    def end(self) -> tuple[bool, bool]:
+        """Return whether this is the first time, and whether nobody uses the socket."""
+        ...
+
+
+class CountedUsers:
+    """See `Users`; native code has the same."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users, self._closed = 0, False
+        self._count, self._ended = 0, False
+
+    def enter(self) -> bool:
+        """See `Users`."""
+        with self._lock:
+            self._count += not self._ended
+            return not self._ended
+
+    def leave(self) -> bool:
+        """See `Users`."""
+        with self._lock:
+            self._count -= 1
+            return self._ended and not self._count
+
+    def end(self) -> tuple[bool, bool]:
+        """See `Users`."""
+        with self._lock:
+            first, self._ended = not self._ended, True
+            return first, not self._count
+
+
+class Guarded:
+    """A socket of several threads.
+
+    Attributes:
+        sock: the socket; to be used by who has entered.
+        name: of the peer, in errors.
+        users: who has entered.
+    """
+
+    def __init__(self, sock: socket.socket, name: str, users: Users | None = None) -> None:
+        sock.settimeout(None)
+        self.sock, self.name = sock, name
+        self.users: Users = users or CountedUsers()
 
     def __enter__(self) -> socket.socket:
         """Use the socket; a failure of it, or of anything else meanwhile, ends the connection: half a frame is none.
@@ -24,31 +72,39 @@ class Guarded:
         Raises:
             ConnectionLost: it is closed, or fails while it is used.
         """
-        with self._lock:
-            if self._closed:
-                raise ConnectionLost(f"the connection to {self.name} is closed.")
-            self._users += 1
-        return self._sock
+        if not self.users.enter():
+            raise ConnectionLost(f"the connection to {self.name} is closed.")
+        return self.sock
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
             self.close()
-        with self._lock:
-            self._users -= 1
-            last = self._closed and not self._users
-        if last:
-            self._sock.close()
+        if self.users.leave():
+            self.sock.close()
         if isinstance(error, OSError):
-            raise ConnectionLost(f"lost {self.name}: {error.strerror or error}.") from error
+            raise self._lost(error) from error
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """End the connection as its use has failed, and say so.
+
+        Raises:
+            ConnectionLost: the socket failed.
+            BaseException: the error, if it is another.
+        """
+        self.close()
+        if isinstance(error, OSError):
+            raise self._lost(error) from error
+        raise error
 
     def close(self) -> None:
         """End the connection, and wake who waits for the peer."""
-        with self._lock:
-            already, self._closed = self._closed, True
-            idle = not self._users
-        if already:
+        first, idle = self.users.end()
+        if not first:
             return
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
         if idle:
-            self._sock.close()
+            self.sock.close()
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        return ConnectionLost(f"lost {self.name}: {error.strerror or error}.")

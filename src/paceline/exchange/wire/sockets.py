@@ -11,7 +11,7 @@ from typing import Final
 from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
-from paceline.exchange.wire.choice import wire
+from paceline.exchange.wire.choice import Wire, chosen
 from paceline.exchange.wire.codec import HEAD_BYTES, MAX_TENSOR_BYTES, announced, encoded, head, views_of
 from paceline.exchange.wire.frame import Frame, Meta, Placing
 from paceline.exchange.wire.guarded import Guarded
@@ -82,38 +82,56 @@ class SocketConnection:
     def __init__(self, sock: socket.socket, name: str = "a peer") -> None:
         """Take a connected socket, of which nobody else reads or writes any more. name: of the peer, in errors."""
         tune(sock)
-        self.sent_bytes = self.received_bytes = 0
-        self._socket = Guarded(sock, name)
+        self._sent_bytes = self._received_bytes = 0
         self._sending = threading.Lock()
         self._memory = Memory()
         self._head = bytearray(HEAD_BYTES)
-        self._wire = wire(ahead=self._ahead)
+        native = chosen()
+        self._socket = Guarded(sock, name, native.users() if native else None)
+        self._wire: Wire | None = None
+        if native:
+            self._wire = native.wire(self._socket, self._sending, ahead=self._ahead, most_bytes=self._most_bytes)
+            self._send_whole, self._receive_whole = self._wire.send, self._wire.receive
+
+    @property
+    def sent_bytes(self) -> int:
+        """See `frame.Connection`."""
+        return self._sent_bytes + (self._wire.sent_bytes if self._wire else 0)
+
+    @property
+    def received_bytes(self) -> int:
+        """See `frame.Connection`."""
+        return self._received_bytes + (self._wire.received_bytes if self._wire else 0)
 
     def send(self, frame: Frame) -> None:
         """Send a frame; see `frame.Connection`."""
-        if self._wire is not None:
-            with self._sending, self._socket as sock:
-                sent = self._wire.send(sock.fileno(), frame, self._most_bytes)
-                self.sent_bytes += max(0, sent)
-            if sent >= 0:
-                return
+        if self._wire:
+            try:
+                if self._send_whole(frame):
+                    return
+            except BaseException as error:
+                self._socket.failed(error)
         first, views = encoded(frame)
         with self._sending, self._socket as sock:
             self._send(sock, first, views)
-            self.sent_bytes += len(first) + sum(map(len, views))
+            self._sent_bytes += len(first) + sum(map(len, views))
 
     def receive(self, place: Placing | None = None) -> Frame:
         """Wait for a frame; see `frame.Connection`."""
-        if self._wire is None:
+        if not self._wire:
             return self._received(place)
+        try:
+            read = self._receive_whole(place)
+        except BaseException as error:
+            self._socket.failed(error)
+        if isinstance(read, Frame):
+            return read
+        if read is None:
+            self._socket.close()
+            raise ConnectionLost(f"{self._socket.name} closed the connection.")
+        frame, segment, metas = read
         with self._socket as sock:
-            read = self._wire.receive(sock.fileno(), place, self._most_bytes)
-            if read is None:
-                raise ConnectionLost(f"{self._socket.name} closed the connection.")
-            frame, count, segment, metas = read
-            if metas is not None:
-                frame.tensors = self._receive(sock, segment, placed(place, frame, metas), metas)
-            self.received_bytes += count
+            frame.tensors = self._receive(sock, segment, placed(place, frame, metas), metas)
         return frame
 
     def _received(self, place: Placing | None) -> Frame:
@@ -129,7 +147,7 @@ class SocketConnection:
             frame, metas = announced(read, rest)
             if metas:
                 frame.tensors = self._receive(sock, read.segment, placed(place, frame, metas), metas)
-            self.received_bytes += HEAD_BYTES + len(rest) + sum(tensor.nbytes for tensor in frame.tensors)
+            self._received_bytes += HEAD_BYTES + len(rest) + sum(tensor.nbytes for tensor in frame.tensors)
         return frame
 
     def close(self) -> None:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/SmallVector.h>
 
 namespace paceline::wire {
 
@@ -52,7 +53,7 @@ inline int number_of(c10::ScalarType type) {
 // What a frame says of a tensor.
 struct Meta {
   c10::ScalarType type;
-  std::vector<int64_t> shape;
+  c10::SmallVector<int64_t, 4> shape;
   uint64_t bytes;
 };
 
@@ -75,7 +76,7 @@ inline bool read_metas(const Head& head, const unsigned char* shapes, std::vecto
     if (at + 2 + 8 * rank > head.shapes_bytes || number >= kTypeCount || rank > kMaxRank) {
       return false;
     }
-    Meta meta{kTypes[number], std::vector<int64_t>(rank), c10::elementSize(kTypes[number])};
+    Meta meta{kTypes[number], c10::SmallVector<int64_t, 4>(rank), c10::elementSize(kTypes[number])};
     std::memcpy(meta.shape.data(), shapes + at + 2, 8 * rank);
     at += 2 + 8 * rank;
     uint64_t counted = meta.bytes;  // an extent of 0 counts as 1: the others must be possible too

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 #include <pybind11/pybind11.h>
+#include <structmember.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
@@ -14,43 +15,46 @@ namespace paceline::wire {
 
 namespace py = pybind11;
 
-// What Python has for a frame. `head` and `announced` of `codec` raise where bytes are no frame, `fitting` of `memory`
-// where places are not right, `full` where there is no memory; `lost` is raised where the peer is gone.
-struct Language {
-  py::object frame, meta, head, announced, fitting, full, lost, numbers;
-  py::tuple types;
-};
+// The attributes of a frame, in the order of `Field`.
+constexpr std::array<const char*, 10> kFields = {
+    "kind", "epoch", "request", "worker", "sequence", "clock", "weight", "numbers", "text", "tensors"};
+enum Field : size_t { kKind, kEpoch, kRequest, kWorker, kSequence, kClock, kWeight, kNumbers, kText, kTensors };
 
-namespace names {
-struct Name {
-  explicit Name(const char* text) : object(PyUnicode_InternFromString(text)) {}
-  PyObject* object;
-};
-}  // namespace names
-
-// The attributes of a frame, in the order in which its class takes them.
-inline const std::array<names::Name, 10>& attributes() {
-  static const std::array<names::Name, 10> all = {
-      names::Name("kind"),
-      names::Name("epoch"),
-      names::Name("request"),
-      names::Name("worker"),
-      names::Name("sequence"),
-      names::Name("clock"),
-      names::Name("weight"),
-      names::Name("numbers"),
-      names::Name("text"),
-      names::Name("tensors")};
-  return all;
-}
-
-inline py::object attribute(PyObject* frame, size_t which) {
-  PyObject* found = PyObject_GetAttr(frame, attributes()[which].object);
-  if (found == nullptr) {
-    throw Raised();
+// Where the attributes lie in a frame: its class has slots.
+class Slots {
+ public:
+  explicit Slots(py::handle type) {
+    for (size_t i = 0; i < kFields.size(); ++i) {
+      const py::object found = type.attr(kFields[i]);
+      const auto* member = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member;
+      if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type || member->type != T_OBJECT_EX) {
+        throw py::type_error("a frame's attributes are no slots");
+      }
+      at_[i] = member->offset;
+    }
   }
-  return py::reinterpret_steal<py::object>(found);
-}
+  // Borrowed; null where it was deleted.
+  PyObject* get(PyObject* frame, Field which) const { return *place(frame, which); }
+  // Takes a reference.
+  void set(PyObject* frame, Field which, PyObject* value) const { Py_XSETREF(*place(frame, which), value); }
+
+ private:
+  PyObject** place(PyObject* frame, Field which) const {
+    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(frame) + at_[which]);
+  }
+  std::array<Py_ssize_t, kFields.size()> at_{};
+};
+
+// What Python has for a frame. `head` and `announced` of `codec` raise where bytes are no frame, `fitting` of `memory`
+// where places are not right, `full` where there is no memory; `lost` is raised where the peer is gone; `array` makes
+// numbers of bytes and a type, and `no_numbers` are none.
+struct Language {
+  py::object frame, meta, head, announced, fitting, full, lost, array, number, no_numbers;
+  py::tuple types;
+  Slots slots;
+
+  PyTypeObject* frame_type() const { return reinterpret_cast<PyTypeObject*>(frame.ptr()); }
+};
 
 // The bytes of a tensor, if it lies as frames have it; of no use once the tensor is gone.
 inline bool is_plain(const at::Tensor& tensor) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <vector>
 
@@ -26,9 +27,43 @@ class Released {
   PyThreadState* state_;
 };
 
+// Whether to look again and again for what is to arrive, before the thread sleeps: to be woken takes longer than a small
+// answer. Only where that helped the last time; after each time that it did not, it is left out twice as often.
+class Patience {
+ public:
+  template <typename Call>
+  ssize_t look(Call&& call) {
+    if (left_out_ > 0) {
+      --left_out_;
+      return -1;
+    }
+    const auto until = Clock::now() + kLong;
+    do {
+      const ssize_t count = call(MSG_DONTWAIT);
+      if (count >= 0) {
+        misses_ = 0;
+        return count;
+      }
+      if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        return -1;
+      }
+    } while (Clock::now() < until);
+    misses_ = std::min(misses_ + 1, kMostMisses);
+    left_out_ = 1 << misses_;
+    return -1;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::microseconds kLong{30};
+  static constexpr int kMostMisses = 7;
+  int misses_ = 0;
+  int left_out_ = 0;
+};
+
 // Calls a system call with flags until it says something; returns what, 0 or more.
 template <typename Call>
-size_t insisted(Call&& call, bool at_once) {
+size_t insisted(Call&& call, bool at_once, Patience* patience = nullptr) {
   if (at_once) {
     const ssize_t count = call(MSG_DONTWAIT);
     if (count >= 0) {
@@ -40,12 +75,17 @@ size_t insisted(Call&& call, bool at_once) {
     }
   }
   for (;;) {
-    ssize_t count = 0;
+    ssize_t count = -1;
     int error = 0;
     {
       const Released released;
-      count = call(0);
-      error = errno;
+      if (patience != nullptr) {
+        count = patience->look(call);
+      }
+      if (count < 0) {
+        count = call(0);
+        error = errno;
+      }
     }
     if (count >= 0) {
       return static_cast<size_t>(count);
@@ -114,8 +154,8 @@ inline void send_all(int socket, Pieces& pieces) {
   }
 }
 
-// Fills pieces; returns false where the peer is gone before they are full.
-inline bool receive_all(int socket, Pieces& pieces) {
+// Fills pieces; returns false where the peer is gone before they are full. patience: for what comes in several parts.
+inline bool receive_all(int socket, Pieces& pieces, Patience& patience) {
   while (pieces.left() > 0) {
     msghdr message{};
     message.msg_iov = pieces.begin();
@@ -123,7 +163,8 @@ inline bool receive_all(int socket, Pieces& pieces) {
     const auto call = [&](int flags) {
       return recvmsg(socket, &message, flags | (flags == 0 ? MSG_WAITALL : 0) | MSG_CMSG_CLOEXEC);
     };
-    const size_t count = insisted(call, pieces.left() <= kAtOnceBytes);
+    const bool at_once = pieces.left() <= kAtOnceBytes;
+    const size_t count = insisted(call, at_once, at_once ? &patience : nullptr);
     if (count == 0) {
       return false;
     }

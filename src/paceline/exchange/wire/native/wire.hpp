@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -19,49 +20,144 @@
 #include "language.hpp"
 #include "memory.hpp"
 #include "socket.hpp"
+#include "users.hpp"
 
 namespace paceline::wire {
 
 class Wire {
  public:
-  // ahead: bytes that may be read before they are needed.
-  Wire(const Language& language, size_t ahead) : language_(language), ahead_(ahead), buffer_(kSmallest) {}
+  // users, sock, name: see `guarded.Guarded`. sending: a lock of Python, held by who sends. ahead: bytes that may be
+  // read before they are needed. most_bytes: of tensors that simply follow their head.
+  Wire(
+      const Language& language,
+      std::shared_ptr<Users> users,
+      const py::object& sock,
+      const py::str& name,
+      const py::object& sending,
+      size_t ahead,
+      uint64_t most_bytes)
+      : language_(language),
+        users_(std::move(users)),
+        file_(sock.attr("fileno")().cast<int>()),
+        close_(sock.attr("close")),
+        name_(name),
+        acquire_(sending.attr("acquire")),
+        release_(sending.attr("release")),
+        ahead_(ahead),
+        most_bytes_(most_bytes),
+        buffer_(kSmallest) {}
   ~Wire() { close_files(); }
+  Wire(const Wire&) = delete;
 
-  // Sends a frame whose tensors have at most so many bytes. Returns its bytes, or -1 where `codec` must look at it;
-  // nothing was sent then. One thread at a time.
-  int64_t send(int socket, PyObject* frame, uint64_t most_bytes) {
+  // Sends a frame; returns false where Python must look at it; nothing was sent then.
+  bool send(PyObject* frame) {
+    const Locked locked(*this);
+    const Use use(*this);
+    return sent(frame);
+  }
+
+  // Waits for a frame. Returns it; or with it its segment, and metas, where the caller has to fetch the tensors: from a
+  // segment, or because they have too many bytes. None: the peer has closed the connection.
+  py::object receive(PyObject* place) {
+    const Use use(*this);
+    return received(place);
+  }
+
+  // Descriptors that came since they were taken last; they belong to the caller.
+  std::vector<int> files() { return std::exchange(files_, {}); }
+
+  int64_t sent_bytes() const { return sent_bytes_; }
+  int64_t received_bytes() const { return received_bytes_; }
+
+ private:
+  static constexpr size_t kSmallest = 8 << 10;
+  static constexpr size_t kLarge = 1 << 20;
+
+  // Calls without arguments at the end of a block, whatever error is set.
+  static void call_at_last(const py::object& what) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_XDECREF(PyObject_CallNoArgs(what.ptr()));
+    PyErr_Restore(type, value, trace);
+  }
+
+  class Locked {
+   public:
+    explicit Locked(const Wire& wire) : wire_(wire) {
+      PyObject* taken = PyObject_CallNoArgs(wire_.acquire_.ptr());
+      if (taken == nullptr) {
+        throw Raised();
+      }
+      Py_DECREF(taken);
+    }
+    ~Locked() { call_at_last(wire_.release_); }
+    Locked(const Locked&) = delete;
+
+   private:
+    const Wire& wire_;
+  };
+
+  class Use {
+   public:
+    explicit Use(Wire& wire) : wire_(wire) {
+      if (!wire_.users_->enter()) {
+        PyErr_Format(wire_.language_.lost.ptr(), "the connection to %U is closed.", wire_.name_.ptr());
+        throw Raised();
+      }
+    }
+    ~Use() {
+      if (wire_.users_->leave()) {
+        call_at_last(wire_.close_);
+      }
+    }
+    Use(const Use&) = delete;
+
+   private:
+    Wire& wire_;
+  };
+
+  bool sent(PyObject* frame) {
+    if (Py_TYPE(frame) != language_.frame_type()) {
+      return false;
+    }
     std::array<long long, 6> fields{};
     for (size_t i = 0; i < fields.size(); ++i) {
-      const py::object value = attribute(frame, i);
-      fields[i] = PyLong_AsLongLong(value.ptr());
+      PyObject* value = language_.slots.get(frame, static_cast<Field>(i));
+      if (value == nullptr) {
+        return false;
+      }
+      fields[i] = PyLong_AsLongLong(value);
       if (fields[i] == -1 && PyErr_Occurred() != nullptr) {
         PyErr_Clear();
-        return -1;
+        return false;
       }
     }
     if (fields[0] < 0 || fields[0] > 0xffff) {
-      return -1;
+      return false;
     }
-    const double weight = PyFloat_AsDouble(attribute(frame, 6).ptr());
+    const auto weighed = held(frame, kWeight);
+    const auto numbers = held(frame, kNumbers);
+    const auto text = held(frame, kText);
+    const auto given = held(frame, kTensors);
+    if (!weighed || !numbers || !text || !given || !PyUnicode_Check(text.ptr())) {
+      return false;
+    }
+    const double weight = PyFloat_AsDouble(weighed.ptr());
     if (weight == -1 && PyErr_Occurred() != nullptr) {
       PyErr_Clear();
-      return -1;
+      return false;
     }
-    const py::object numbers = attribute(frame, 7);
-    const py::object text = attribute(frame, 8);
-    const py::object tensors =
-        py::reinterpret_steal<py::object>(PySequence_Fast(attribute(frame, 9).ptr(), "tensors of a frame are a list"));
+    const auto tensors = py::reinterpret_steal<py::object>(PySequence_Fast(given.ptr(), "tensors are a list"));
     Py_ssize_t text_bytes = 0;
     const char* said = PyUnicode_AsUTF8AndSize(text.ptr(), &text_bytes);
-    Borrowed whole(numbers.ptr());
+    const Borrowed whole(numbers.ptr());
     if (!tensors || said == nullptr || !whole.taken()) {
       PyErr_Clear();
-      return -1;
+      return false;
     }
     const size_t count = static_cast<size_t>(PySequence_Fast_GET_SIZE(tensors.ptr()));
-    std::vector<at::Tensor> held;  // whatever becomes of the list meanwhile
-    held.reserve(count);
+    std::vector<at::Tensor> kept;  // whatever becomes of the list meanwhile
+    kept.reserve(count);
     shapes_.clear();
     pieces_.clear();
     pieces_.add(nullptr, 1);  // the place of the first
@@ -69,11 +165,11 @@ class Wire {
     for (size_t i = 0; i < count; ++i) {
       PyObject* item = PySequence_Fast_GET_ITEM(tensors.ptr(), i);
       if (!THPVariable_Check(item)) {
-        return -1;
+        return false;
       }
-      const at::Tensor& tensor = held.emplace_back(THPVariable_Unpack(item));
+      const at::Tensor& tensor = kept.emplace_back(THPVariable_Unpack(item));
       if (!is_plain(tensor)) {
-        return -1;
+        return false;
       }
       add_shape(tensor);
       bytes += tensor.nbytes();
@@ -90,8 +186,8 @@ class Wire {
         std::tie(fields[1], fields[2], fields[3], fields[4], fields[5]);
     head.weight = weight;
     const uint64_t rest = whole.bytes() + shapes_.size() + static_cast<uint64_t>(text_bytes);
-    if (bytes > std::min(most_bytes, kMaxTensorBytes) || rest > kMaxRestBytes) {
-      return -1;
+    if (bytes > std::min(most_bytes_, kMaxTensorBytes) || rest > kMaxRestBytes) {
+      return false;
     }
     first_.resize(sizeof head + rest);
     char* to = first_.data();
@@ -100,18 +196,16 @@ class Wire {
     to = copied(to, shapes_.data(), shapes_.size());
     copied(to, said, static_cast<size_t>(text_bytes));
     pieces_.first(first_.data(), first_.size());
-    send_all(socket, pieces_);
-    const auto sent = static_cast<int64_t>(first_.size() + bytes);
+    send_all(file_, pieces_);
+    sent_bytes_ += static_cast<int64_t>(first_.size() + bytes);
     if (first_.size() > kLarge) {
       first_ = {};
     }
-    return sent;
+    return true;
   }
 
-  // Waits for a frame. Returns it, its bytes and its segment; and metas where the caller has to fetch the tensors: from
-  // a segment, or because they have more than so many bytes. None: the peer has closed the connection.
-  py::object receive(int socket, PyObject* place, uint64_t most_bytes) {
-    if (!ensure(socket, sizeof(Head))) {
+  py::object received(PyObject* place) {
+    if (!ensure(sizeof(Head))) {
       if (filled_ == begin_) {
         return py::none();
       }
@@ -124,7 +218,7 @@ class Wire {
       throw py::value_error("a head is none, and `codec` says that it is one");
     }
     const auto rest = static_cast<size_t>(head.rest_bytes());
-    if (!ensure(socket, sizeof head + rest)) {
+    if (!ensure(sizeof head + rest)) {
       lost();
     }
     const char* at = buffer_.data() + begin_ + sizeof head;
@@ -133,37 +227,42 @@ class Wire {
     }
     py::object frame = made(head, at, rest);
     begin_ += sizeof head + rest;
-    uint64_t bytes = sizeof head + rest;
+    uint64_t bytes = 0;
     for (const Meta& meta : metas_) {
       bytes += meta.bytes;
     }
-    if (head.segment != 0 || bytes - sizeof head - rest > most_bytes) {
-      return py::make_tuple(frame, bytes, head.segment, described());
+    const auto whole = static_cast<int64_t>(sizeof head + rest + bytes);
+    if (head.segment != 0 || bytes > most_bytes_) {
+      received_bytes_ += whole;
+      return py::make_tuple(frame, head.segment, described());
     }
-    if (metas_.empty()) {
-      return py::make_tuple(frame, bytes, 0, py::none());
+    if (!metas_.empty()) {
+      take(frame, place);
     }
+    received_bytes_ += whole;
+    return frame;
+  }
+
+  // Receives the tensors of a frame.
+  void take(const py::object& frame, PyObject* place) {
     py::object wanted = py::none();
     if (place != Py_None) {
+      const py::list metas = described();
       wanted = py::reinterpret_steal<py::object>(
-          PyObject_CallFunctionObjArgs(place, frame.ptr(), described().ptr(), nullptr));
+          PyObject_CallFunctionObjArgs(place, frame.ptr(), metas.ptr(), nullptr));
       if (!wanted) {
         throw py::error_already_set();
       }
     }
     pieces_in_.clear();
-    py::list tensors = wanted.is_none() ? own() : theirs(wanted);
-    fill(socket);
-    PyObject_SetAttr(frame.ptr(), attributes()[9].object, tensors.ptr());
-    return py::make_tuple(frame, bytes, 0, py::none());
+    py::object tensors = wanted.is_none() ? own() : theirs(wanted);
+    fill();
+    language_.slots.set(frame.ptr(), kTensors, tensors.release().ptr());
   }
 
-  // Descriptors that came since they were taken last; they belong to the caller.
-  std::vector<int> files() { return std::exchange(files_, {}); }
-
- private:
-  static constexpr size_t kSmallest = 8 << 10;
-  static constexpr size_t kLarge = 1 << 20;
+  py::object held(PyObject* frame, Field which) const {
+    return py::reinterpret_borrow<py::object>(language_.slots.get(frame, which));
+  }
 
   // Memory of an array of whole numbers of 64 bits.
   class Borrowed {
@@ -217,7 +316,7 @@ class Wire {
   }
 
   // Has so many bytes in the buffer; false where the peer is gone before.
-  bool ensure(int socket, size_t wanted) {
+  bool ensure(size_t wanted) {
     if (filled_ - begin_ >= wanted) {
       return true;
     }
@@ -232,7 +331,7 @@ class Wire {
     }
     while (filled_ < wanted) {
       const size_t most = std::max(wanted, std::min(filled_ + ahead_, buffer_.size()));
-      const size_t count = heard(socket, buffer_.data() + filled_, most - filled_);
+      const size_t count = heard(buffer_.data() + filled_, most - filled_);
       if (count == 0) {
         return false;
       }
@@ -241,7 +340,7 @@ class Wire {
     return true;
   }
 
-  size_t heard(int socket, char* to, size_t room) {
+  size_t heard(char* to, size_t room) {
     iovec piece{to, room};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> notes;
     msghdr message{};
@@ -250,9 +349,9 @@ class Wire {
     const auto call = [&](int flags) {
       message.msg_control = notes.data();
       message.msg_controllen = notes.size();
-      return recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
+      return recvmsg(file_, &message, flags | MSG_CMSG_CLOEXEC);
     };
-    const size_t count = insisted(call, true);
+    const size_t count = insisted(call, true, filled_ == begin_ ? &patience_ : &parts_);
     for (cmsghdr* note = CMSG_FIRSTHDR(&message); note != nullptr; note = CMSG_NXTHDR(&message, note)) {
       if (note->cmsg_level != SOL_SOCKET || note->cmsg_type != SCM_RIGHTS) {
         continue;
@@ -267,8 +366,6 @@ class Wire {
   }
 
   py::object made(const Head& head, const char* rest, size_t bytes) {
-    py::object numbers = language_.numbers(py::reinterpret_steal<py::object>(
-        PyByteArray_FromStringAndSize(rest, static_cast<Py_ssize_t>(8 * size_t{head.numbers}))));
     const size_t text_at = 8 * size_t{head.numbers} + head.shapes_bytes;
     PyObject* text = PyUnicode_DecodeUTF8(rest + text_at, head.text_bytes, nullptr);
     if (text == nullptr) {
@@ -276,8 +373,41 @@ class Wire {
       damaged(rest, bytes);
     }
     const auto said = py::reinterpret_steal<py::object>(text);
-    return language_.frame(
-        head.kind, head.epoch, head.request, head.worker, head.sequence, head.clock, head.weight, numbers, said);
+    py::object numbers = numbers_of(rest, head.numbers);
+    auto frame = py::reinterpret_steal<py::object>(PyType_GenericAlloc(language_.frame_type(), 0));
+    if (!frame) {
+      throw py::error_already_set();
+    }
+    const auto set = [&](Field which, PyObject* value) { language_.slots.set(frame.ptr(), which, value); };
+    set(kKind, PyLong_FromLong(head.kind));
+    set(kEpoch, PyLong_FromLongLong(head.epoch));
+    set(kRequest, PyLong_FromLongLong(head.request));
+    set(kWorker, PyLong_FromLongLong(head.worker));
+    set(kSequence, PyLong_FromLongLong(head.sequence));
+    set(kClock, PyLong_FromLongLong(head.clock));
+    set(kWeight, PyFloat_FromDouble(head.weight));
+    set(kNumbers, numbers.release().ptr());
+    set(kText, py::object(said).release().ptr());
+    set(kTensors, PyTuple_New(0));
+    return frame;
+  }
+
+  py::object numbers_of(const char* bytes, size_t count) const {
+    if (count == 0) {
+      return language_.no_numbers;
+    }
+    const auto kept = py::reinterpret_steal<py::object>(
+        PyByteArray_FromStringAndSize(bytes, static_cast<Py_ssize_t>(8 * count)));
+    if (!kept) {
+      throw py::error_already_set();
+    }
+    PyObject* arguments[] = {kept.ptr(), language_.number.ptr()};
+    auto made = py::reinterpret_steal<py::object>(
+        PyObject_Vectorcall(language_.array.ptr(), static_cast<PyObject**>(arguments), 2, nullptr));
+    if (!made) {
+      throw py::error_already_set();
+    }
+    return made;
   }
 
   py::list described() const {
@@ -305,17 +435,18 @@ class Wire {
     }
   }
 
-  py::list own() {
-    py::list all;
-    for (const at::Tensor& tensor : kept()) {
-      pieces_in_.add(tensor.nbytes() > 0 ? tensor.mutable_data_ptr() : nullptr, tensor.nbytes());
-      all.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+  py::object own() {
+    const std::vector<at::Tensor> tensors = kept();
+    py::list all(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      pieces_in_.add(metas_[i].bytes > 0 ? tensors[i].mutable_data_ptr() : nullptr, metas_[i].bytes);
+      PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(tensors[i]));
     }
     return all;
   }
 
   // Places of the receiver, if they are right.
-  py::list theirs(const py::object& given) {
+  py::object theirs(const py::object& given) {
     const auto places = py::reinterpret_steal<py::object>(PySequence_List(given.ptr()));
     if (!places) {
       throw py::error_already_set();
@@ -336,10 +467,10 @@ class Wire {
       language_.fitting(given, described());
       throw py::value_error("places are not right, and `memory` says that they are");
     }
-    return py::reinterpret_borrow<py::list>(places);
+    return places;
   }
 
-  void fill(int socket) {
+  void fill() {
     while (pieces_in_.left() > 0 && filled_ > begin_) {
       const iovec piece = *pieces_in_.begin();
       const size_t part = std::min(piece.iov_len, filled_ - begin_);
@@ -347,7 +478,7 @@ class Wire {
       begin_ += part;
       pieces_in_.done(part);
     }
-    if (!receive_all(socket, pieces_in_)) {
+    if (!receive_all(file_, pieces_in_, parts_)) {
       lost();
     }
   }
@@ -359,13 +490,23 @@ class Wire {
   }
 
   Language language_;
+  std::shared_ptr<Users> users_;
+  int file_;
+  py::object close_;
+  py::str name_;
+  py::object acquire_, release_;
   size_t ahead_;
+  uint64_t most_bytes_;
+  int64_t sent_bytes_ = 0;
+  int64_t received_bytes_ = 0;
   std::vector<char> buffer_;
   size_t begin_ = 0;
   size_t filled_ = 0;
   std::vector<Meta> metas_;
   Memory memory_;
   Pieces pieces_in_;
+  Patience patience_;  // for the next frame
+  Patience parts_;  // for the rest of one
   std::vector<int> files_;
   // Of the thread that sends.
   std::vector<char> first_;
