@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 _MICROSECONDS = 1e6
 _GAP = 1e-3
-_TIME_LIMIT_S = 60.0
+_TIME_LIMIT_S = 60.0  # after that, what was found is good enough
+_LIMIT_REACHED = 1  # the status that SciPy gives
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -55,7 +56,7 @@ class IntegerProgram:
 
     def solve(self) -> Optimum | None:
         """Return the optimum to a small gap; None where no values satisfy all rows."""
-        result = self._run(np.array(self.costs) * _MICROSECONDS, self._whole)
+        result = self._found(np.array(self.costs) * _MICROSECONDS)
         if result.x is None:
             return None
         bound = result.mip_dual_bound if result.mip_dual_bound is not None else result.fun
@@ -72,10 +73,17 @@ class IntegerProgram:
         for column, value in terms:
             weights[column] += value
         unit = max(float(weights.max(initial=0.0)), 1.0)
-        result = self._run(weights / unit, self._whole)
+        result = self._found(weights / unit)
         return math.inf if result.x is None else float(result.fun) * unit
 
-    def _run(self, costs: Vector, whole: Sequence[int]) -> OptimizeResult:
+    def _found(self, costs: Vector) -> OptimizeResult:
+        """Return what was found in time, or else as late as it is found: a busy machine does not mean that none is."""
+        result = self._run(costs, self._whole)
+        if result.x is None and result.status == _LIMIT_REACHED:
+            result = self._run(costs, self._whole, time_limit_s=math.inf)
+        return result
+
+    def _run(self, costs: Vector, whole: Sequence[int], time_limit_s: float | None = None) -> OptimizeResult:
         # Loaded by those that place a program; all others, which read one, start without.
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_matrix
@@ -87,5 +95,5 @@ class IntegerProgram:
             constraints=LinearConstraint(matrix, self._low, self._high),
             integrality=whole,
             bounds=Bounds(0, 1),
-            options={"mip_rel_gap": _GAP, "time_limit": _TIME_LIMIT_S},
+            options={"mip_rel_gap": _GAP, "time_limit": _TIME_LIMIT_S if time_limit_s is None else time_limit_s},
         )
