@@ -168,7 +168,7 @@ def test_the_file_of_a_page_trains_on_two_ranks(page: Path, tmp_path: Path) -> N
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(300)
+            process.join(600)
         said = [file.with_suffix(f".{rank}").read_text() for rank in ("0", "1")]
         assert [process.exitcode for process in ranks] == [0, 0], said
     finally:
