@@ -307,9 +307,12 @@ def test_what_is_wrong_is_said() -> None:
             exchange.push([7], {0: torch.ones(150, 200)}, {})
         exchange.close()
         exchange, member = worker(there)
+        pending = exchange.fetch([0], [torch.empty(150, 200)], 1)  # of which the task before is not done
         member.fenced = True
         with pytest.raises(Fenced, match="join again"):
             dense(exchange)
+        with pytest.raises(Fenced, match="join again"):
+            pending.wait()
         member.fenced, member.failure = False, "all copies of shard 3 were lost"
         with pytest.raises(ExchangeError, match="the job has failed: all copies of shard 3"):
             dense(exchange)

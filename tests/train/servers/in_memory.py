@@ -75,7 +75,7 @@ class InMemory:
         while not ready():
             if self.orphans:
                 raise Interrupted
-            assert self.kept.changed.wait(20), f"worker {self.worker} waits for clock {clock}"
+            assert self.kept.changed.wait(300), f"worker {self.worker} waits for clock {clock}"
 
     def pull(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> None:
         self.pulls += 1

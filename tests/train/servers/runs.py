@@ -67,15 +67,23 @@ class Run:
 
     def members(self) -> dict[str, list[int]]:
         """Process numbers by role, once the coordinator answers."""
-        directory = Directory(self.out / "exchange")
-        with suppress(ExchangeError):
-            observer = Observer.connect(directory.read(), directory.read_secret())
-            found: dict[str, list[int]] = {"server": [], "worker": []}
-            for member in observer.status()["members"]:
-                found[member["role"]].append(member["pid"])
-            observer.close()
-            return found
-        return {"server": [], "worker": []}
+        found: dict[str, list[int]] = {"server": [], "worker": []}
+
+        def asked() -> bool:
+            directory = Directory(self.out / "exchange")
+            with suppress(ExchangeError):
+                observer = Observer.connect(directory.read(), directory.read_secret())
+                try:
+                    there = observer.status()["members"]
+                finally:
+                    observer.close()
+                for member in there:
+                    found[member["role"]].append(member["pid"])
+                return True
+            return False
+
+        self.until(asked)
+        return found
 
     def until(self, reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -105,7 +113,7 @@ def started(out: Path, *arguments: str, recipe: dict[str, object] | Path = RECIP
     finally:
         left = mine.children(recursive=True) if process.poll() is None else []
         process.kill()
-        _, alive = psutil.wait_procs(left, timeout=10)
+        _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
         assert not alive
 
 

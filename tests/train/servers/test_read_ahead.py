@@ -31,7 +31,7 @@ TASKS = 24
 
 @pytest.fixture(autouse=True)
 def _stacks() -> Iterator[None]:
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(300, exit=True)  # only one that hangs takes so long
     yield
     faulthandler.cancel_dump_traceback_later()
 

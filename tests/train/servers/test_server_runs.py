@@ -64,11 +64,13 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
         optimizer="{name: Adagrad, lr: 0.05}",
     )
     with started(out, *given, sleep_s=0.005) as run:
-        run.until(lambda: run.steps() >= 3)
-        joining = paceline("join", out, "worker", output=tmp_path / "joined")
+        run.until(lambda: run.steps() >= 3 and all(len(pids) == 2 for pids in run.members().values()))
         victims = run.members()
-        os.kill(victims["worker"][0], signal.SIGKILL)
-        run.until(lambda: len(set(run.members()["worker"]) - {victims["worker"][0]}) >= 2)
+        killed, stopped = victims["worker"]
+        joining = paceline("join", out, "worker", output=tmp_path / "joined")
+        os.kill(killed, signal.SIGKILL)
+        os.kill(stopped, signal.SIGSTOP)
+        run.until(lambda: len(set(run.members()["worker"]) - {killed, stopped}) >= 2)
         (coordinator,) = [
             process
             for process in psutil.Process(run.process.pid).children(recursive=True)
@@ -79,7 +81,9 @@ def test_an_asynchronous_run_outlives_deaths_and_is_replayed(tmp_path: Path) -> 
         os.kill(victims["server"][0], signal.SIGKILL)
         run.until(lambda: len(set(run.members()["server"]) - {victims["server"][0]}) == 2)
         try:
-            run.until(lambda: len(run.members()["worker"]) == 3)
+            run.until(lambda: stopped not in run.members()["worker"])
+            os.kill(stopped, signal.SIGCONT)
+            run.until(lambda: stopped in run.members()["worker"] and len(run.members()["worker"]) == 3)
         finally:
             joining.send(signal.SIGTERM)
         assert joining.wait(PATIENCE_S) == 143

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from paceline.train.servers.supervisor.clusters import Clusters
 from paceline.train.servers.supervisor.stopping import stop_by_signal, stop_unwritten
 from paceline.train.servers.supervisor.workforce import Workforce
 from paceline.train.servers.watch.status import Status
+from paceline.train.servers.worker.labour import Leaving
 
 RUNNING = Status(begun=True)
 
@@ -115,6 +118,19 @@ def test_where_figures_cannot_be_written_the_run_is_saved_if_that_can_be(monkeyp
     assert "by a signal, unsaved" in World(Exchange(RUNNING), looks=[signal.SIGINT]).stop_unwritten()
     monkeypatch.setattr(stopping, "_SNAPSHOT_S", 0.0)
     assert "not saved: servers wrote no snapshot" in World(Exchange(RUNNING)).stop_unwritten()
+
+
+def test_a_worker_that_is_told_twice_to_leave_ends_and_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    codes: list[int] = []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: None)
+    leaving = Leaving()
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert leaving.asked and not codes
+    handlers[signal.SIGINT](signal.SIGINT, None)
+    assert codes == [0]
 
 
 def test_what_a_coordinator_says_of_its_job() -> None:

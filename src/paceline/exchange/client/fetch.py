@@ -14,6 +14,7 @@ from paceline.errors import ExchangeError
 from paceline.exchange.client.errands import Errands
 from paceline.exchange.client.pulls import Pull
 from paceline.exchange.interface import Interrupted, Pending
+from paceline.exchange.membership.member import Fenced
 
 _DEPTH: Final = 3
 """Reads that servers are asked for at once: the next is there when they have answered one."""
@@ -62,6 +63,8 @@ class Fetch:
         if isinstance(self._error, Interrupted):
             self._drain()
             raise Interrupted
+        if isinstance(self._error, Fenced):  # as any other question would say
+            raise Fenced(str(self._error)) from self._error
         if self._error is not None:
             raise ExchangeError(f"a read ahead failed: {self._error}") from self._error
         if not self._waited:

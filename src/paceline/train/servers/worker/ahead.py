@@ -75,6 +75,10 @@ class InThread:
         """See `Aside`. What it waits for, if anything, may end later."""
         self._threads.shutdown(wait=False)
 
+    def end(self) -> None:
+        """Return when nothing is done any more."""
+        self._threads.shutdown()
+
 
 class Lookout:
     """Knows what a worker does next.

@@ -95,7 +95,7 @@ class Leader:
         def read_and_tell(rows: RowsWanted) -> None:
             try:
                 read(rows)
-            except Interrupted:
+            except BaseException:  # a read that gives way, or a leader who was given up, and goes on as another member
                 _say(_Word.GIVE_UP)
                 raise
             _say(_Word.GO_ON)
