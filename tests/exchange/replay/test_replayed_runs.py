@@ -249,6 +249,27 @@ def test_a_run_that_was_resumed_is_replayed_from_where_it_went_on(one_run: Direc
     assert outcome.updates == made.shards * TASKS - sum(marks.values())
 
 
+def test_what_another_part_went_on_with_is_compared_with_what_came_out_before(
+    one_run: Directory, tmp_path: Path
+) -> None:
+    after, given = Directory(tmp_path), charter(job("asp"), TASKS)
+    after.write(replace(given, terms=replace(given.terms, restored=1)))
+
+    def begins(*, forgets: bool) -> None:
+        shards = [load_shard(one_run.snapshot(1), given.job, number) for number in range(given.job.shards)]
+        if forgets:  # what the optimizer had
+            shards[0].fill(0, shards[0].read(0).clone())
+        taken = [Taken(1, shard.number, shard.state(), None) for shard in shards]
+        files = {one.shard: write_shard(after.snapshots, given.job, one) for one in taken}
+        Manifest(1, 0, 0, 1, files).write(after.snapshot(1))
+
+    begins(forgets=False)
+    assert replay(one_run, work, follows=after).difference is None
+    begins(forgets=True)
+    found = str(replay(one_run, work, follows=after).difference)
+    assert found.startswith("shard 0 at position 14: mean of weight, element ") and "is 0.0 in the snapshot" in found
+
+
 @pytest.mark.parametrize("codec", ["int8", "top_k(0.05)", "power_sgd(2)"])
 def test_so_is_one_whose_gradients_were_compressed(codec: str, tmp_path: Path) -> None:
     made = job("ssp(1)")

@@ -24,6 +24,7 @@ from paceline.train.optim import build_schedule
 from paceline.train.recipe import load_recipe
 from paceline.train.servers.worker.parts import open_sources
 from paceline.train.servers.worker.samples import TaskSamples
+from paceline.verify.server_replay import verify_replay
 from tests.forked import Forked
 from tests.train.servers.toys import Net
 
@@ -145,8 +146,8 @@ def serial(config: Path, steps: int, first: int = 0, group: int | None = None) -
         for part in found:
             (module(**part.batch) * (part.samples / total)).backward()
         if total:
-            optimizer.step()
             nn.utils.clip_grad_norm_(module.parameters(), recipe.train.clip or math.inf)
+            optimizer.step()
         schedule.step()
     return module.state_dict()
 
@@ -155,3 +156,10 @@ def gap(out: Path, expected: dict[str, Tensor]) -> float:
     found = load_file(out / "model.safetensors")
     assert found.keys() == expected.keys()
     return max(float((found[name] - value).abs().max()) for name, value in expected.items())
+
+
+def proved(out: Path) -> list[str]:
+    """The parts of a run that a replay has come to, bit for bit."""
+    report = verify_replay(out)
+    assert report.equal, report.text
+    return [part.part.name for part in report.parts if part.outcome is not None]

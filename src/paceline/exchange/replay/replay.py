@@ -89,15 +89,26 @@ class Replay:
             exchange.end()
 
 
-def together(replays: Sequence[Replay], runners: Sequence[Runner]) -> None:
+def together(
+    replays: Sequence[Replay], runners: Sequence[Runner], lacking: Callable[[], Sequence[str]] = tuple[str, ...]
+) -> None:
     """Run all that take part, one at a time, until all marks of all replays are reached.
+
+    Args:
+        replays: of jobs.
+        runners: who takes part.
+        lacking: what else is to be reached, in words; empty once it is.
 
     Raises:
         ExchangeError: they cannot go on, or one did not do what it did.
     """
-    run(runners, lambda: all(replay.complete for replay in replays))
-    lacks = [lack for replay in replays for lack in replay.lines.lacks()]
-    if not all(replay.complete for replay in replays):
+
+    def complete() -> bool:
+        return all(replay.complete for replay in replays) and not lacking()
+
+    run(runners, complete)
+    if not complete():
+        lacks = [lack for replay in replays for lack in replay.lines.lacks()] + list(lacking())
         raise ExchangeError(
             f"the replay cannot go on: {'; '.join(lacks[:4])}. A log is missing, of a server or a worker, or what a "
             "worker does depends on more than it reads and is dealt."

@@ -165,6 +165,11 @@ class Lines:
         """Whether all marks were reached."""
         return not self._left
 
+    @property
+    def ended(self) -> bool:
+        """Whether all shards are after their last updates."""
+        return all(line.shard.position == line.last for line in self._lines.values())
+
     def _close(self, shard: Shard) -> None:
         """Offer what closes a step once the last shard has all of its pieces."""
         clock = shard.completed
