@@ -101,6 +101,11 @@ def test_large_tensors_come_back(client: Connection, dtype: torch.dtype) -> None
     assert_same(frame, returned(client, frame))
 
 
+def test_very_large_tensors_come_back(client: Connection) -> None:
+    frame = Frame(7, tensors=[torch.arange(99, dtype=torch.bfloat16), torch.zeros(0, 4), torch.arange(3_000_001.0)])
+    assert_same(frame, returned(client, frame))
+
+
 @pytest.mark.parametrize("elements", [3, 2000])
 def test_more_tensors_than_one_call_takes(client: Connection, elements: int) -> None:
     count = 2 * os.sysconf("SC_IOV_MAX") + 3
@@ -130,7 +135,7 @@ def test_tensors_may_be_changed_once_they_are_sent(client: Connection) -> None:
     assert torch.equal(client.receive().tensors[0], torch.arange(1 << 20))
 
 
-@pytest.mark.parametrize("elements", [10, 1 << 20])
+@pytest.mark.parametrize("elements", [10, 1 << 20, 3_000_001])
 def test_tensors_are_placed_where_they_are_wanted(client: Connection, elements: int) -> None:
     out = [torch.empty(elements), torch.empty(3, dtype=torch.bfloat16), torch.empty(0)]
     sent = [random_bits(out.shape, out.dtype) for out in out]
