@@ -95,22 +95,51 @@ def packed(payloads: Iterable[Payload]) -> list[int]:
     return numbers
 
 
-def unpacked(numbers: NDArray[np.int64], tensors: Sequence[Tensor]) -> list[Payload]:
+class Columns(NamedTuple):
+    """A payload as it arrives: its slices by column. See `Payload`."""
+
+    table: int
+    codec: int
+    shards: list[int]
+    begins: list[int]
+    ends: list[int]
+    tensors: tuple[Tensor, ...]
+
+    def bounds(self) -> list[int] | None:
+        """Return where slices begin, and where the last one ends; None: they do not lie one after the other, from 0."""
+        bounds = [0, *self.ends]
+        return bounds if self.begins == bounds[:-1] and sorted(bounds) == bounds else None
+
+
+def columns(numbers: NDArray[np.int64], tensors: Sequence[Tensor]) -> list[Columns]:
     """Read what `packed` wrote.
 
     Raises:
         ValueError: the numbers are not of this form.
     """
     values: list[int] = numbers.tolist()
-    payloads, at, taken = [], 0, 0
+    found, at, taken = [], 0, 0
     while at < len(values):
         if len(values) < at + 4 or len(values) < at + 4 + 3 * values[at + 3]:
             raise ValueError("payloads end too early")
         table, codec, held, count = values[at : at + 4]
         at += 4
+        end = at + 3 * count
         if held < 0 or count < 0 or taken + held > len(tensors):
             raise ValueError("payloads ask for more tensors than there are")
-        slices = tuple(Slice(*values[i : i + 3]) for i in range(at, at + 3 * count, 3))
-        payloads.append(Payload(table, codec, slices, tuple(tensors[taken : taken + held])))
-        at, taken = at + 3 * count, taken + held
-    return payloads
+        slices = values[at:end:3], values[at + 1 : end : 3], values[at + 2 : end : 3]
+        found.append(Columns(table, codec, *slices, tuple(tensors[taken : taken + held])))
+        at, taken = end, taken + held
+    return found
+
+
+def unpacked(numbers: NDArray[np.int64], tensors: Sequence[Tensor]) -> list[Payload]:
+    """Read what `packed` wrote, slice by slice.
+
+    Raises:
+        ValueError: as `columns`.
+    """
+    return [
+        Payload(table, codec, tuple(map(Slice, shards, begins, ends)), its)
+        for table, codec, shards, begins, ends, its in columns(numbers, tensors)
+    ]

@@ -24,9 +24,7 @@ def no_outlet(*_: object) -> Outlet:
 @contextmanager
 def asked(epoch: int) -> Iterator[tuple[Keeper, Future[int | None]]]:
     """A server that is asked for shard 0 in an epoch, while it goes by the view `BEFORE`."""
-    keeper = Keeper(
-        JOB, 1, outlet=no_outlet, synced=lambda _: None, trusted=lambda: True, applied=lambda epoch, applied: None
-    )
+    keeper = Keeper(JOB, 1, outlet=no_outlet, synced=lambda _: None, trusted=lambda: True, applied=lambda records: None)
     keeper.adopt(BEFORE, {})
     with ThreadPoolExecutor(1) as threads:
         yield keeper, threads.submit(keeper.captured, 0, 0, epoch, lambda shard: shard.number)

@@ -18,7 +18,8 @@ from torch import Tensor
 from paceline.errors import ExchangeError
 from paceline.exchange.compress.names import decode
 from paceline.exchange.job import Job, SparseTable, Table
-from paceline.exchange.messages import Payload, Slice, unpacked
+from paceline.exchange.messages import Payload, Slice, columns, unpacked
+from paceline.exchange.shard.together import RowPush, RowsOfShards
 from paceline.exchange.updates import Part, Update
 from paceline.exchange.wire.frame import Frame
 
@@ -124,6 +125,22 @@ def pushed(frame: Frame, job: Job, *, borrowed: bool) -> list[Entry]:
         Entry(shard, 0, frame.worker, frame.sequence, tasks, read, frame.weight, tuple(parts[shard]), borrowed)
         for shard, read in reads.items()
     ]
+
+
+def rows_pushed(frame: Frame, job: Job) -> RowPush | None:
+    """Read a PUSH that is of rows as they are, and simple; None: it is another, or none."""
+    try:
+        tasks, reads, rest = _addressed(frame.numbers)
+        rows = []
+        for given in columns(rest, frame.tensors):
+            bounds = given.bounds()
+            if given.codec or bounds is None or len(given.tensors) != 2:
+                return None
+            rows.append(RowsOfShards(given.table, given.shards, bounds, *given.tensors))
+    except (ValueError, IndexError):
+        return None  # `pushed` says what is wrong
+    push = RowPush(frame.worker, frame.sequence, tasks, reads, tuple(rows))
+    return push if push.is_simple(job) else None
 
 
 def _addressed(numbers: NDArray[np.int64]) -> tuple[tuple[int, ...], dict[int, int], NDArray[np.int64]]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.exchange.server.replica import Replica
-from paceline.exchange.updates import Applied
 
 
 class Figures:
@@ -21,9 +20,9 @@ class Figures:
         self._staleness: dict[int, int] = {}
         self._before = (time.monotonic(), 0)
 
-    def applied(self, applied: Iterable[Applied]) -> None:
+    def applied(self, stalenesses: Iterable[int]) -> None:
         """Count updates."""
-        for _, staleness, _ in applied:
+        for staleness in stalenesses:
             self._updates += 1
             bucket = 1 << staleness.bit_length() >> 1
             self._staleness[bucket] = self._staleness.get(bucket, 0) + 1

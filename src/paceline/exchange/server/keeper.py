@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Final, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -23,7 +24,9 @@ from paceline.exchange.server.reads import committed, shares_of, value_of
 from paceline.exchange.server.replica import Replica, Upstream, Waiting, check_newest
 from paceline.exchange.server.requests import Broken, Changed, Found, NotYet, Read, Refused
 from paceline.exchange.server.told import Told
+from paceline.exchange.shard.log import Record
 from paceline.exchange.shard.shard import Shard
+from paceline.exchange.shard.together import RowPush, apply_together
 from paceline.exchange.updates import Applied, Update
 from paceline.exchange.view import Address, Move, Turn, View
 
@@ -33,10 +36,11 @@ _NEWER_VIEW_S: Final = 2.0
 """How long a request of a later epoch than this server's waits for its view."""
 
 _NO_TAIL: Final = "does not answer for"
+_NO_MASTER: Final = "is no master of"
 
 
-Observer: TypeAlias = Callable[[int, Sequence[tuple[Entry, Applied]]], None]
-"""Told, in an epoch, of updates that were applied here, under the lock and before anybody can see them."""
+Observer: TypeAlias = Callable[[Sequence[Record]], None]
+"""Told of updates that were applied here, under the lock and before anybody can see them."""
 
 
 class Keeper:
@@ -108,16 +112,39 @@ class Keeper:
         """
         with self._telling() as told:
             self._enter(epoch)
-            replicas = [
-                self._mine(entry.shard, lambda place: place.head and place.turn is None, "is no master of")
-                for entry in entries
-            ]
+            replicas = [self._mine(entry.shard, _is_master, _NO_MASTER) for entry in entries]
             for replica, update in zip(replicas, updates, strict=True):
                 replica.shard.check(update)
             done = self._apply([*zip(replicas, entries, updates, strict=True)])
             for replica, applied in zip(replicas, done, strict=True):
                 self._settle(replica, told)
                 replica.wait(applied, waiting)
+
+    def push_rows(self, epoch: int, push: RowPush, waiting: Waiting) -> bool:
+        """Do as `push` with a simple one, if nobody has to be handed it; returns whether it was done.
+
+        Raises:
+            Refused: as `push`.
+        """
+        with self._telling() as told:
+            self._enter(epoch)
+            replicas = [self._mine(shard, _is_master, _NO_MASTER) for shard in push.reads]
+            if any([replica.place.successor is not None for replica in replicas]):
+                return False
+            done = apply_together({replica.shard.number: replica.shard for replica in replicas}, push)
+            if done is None:
+                return False
+            worker, sequence, tasks, reads, _ = push
+            self._write_down(
+                [
+                    Record(epoch, shard, position, worker, sequence, staleness, tasks)
+                    for shard, (position, staleness, _) in zip(reads, done, strict=True)
+                ]
+            )
+            for replica, applied in zip(replicas, done, strict=True):
+                self._settle(replica, told)
+                replica.wait(applied, waiting)
+            return True
 
     def hand_on(self, epoch: int, entries: Sequence[Entry], updates: Sequence[Update], upstream: Upstream) -> None:
         """Apply what the predecessor hands on, in its order; what was applied before is passed over.
@@ -206,7 +233,7 @@ class Keeper:
         """
         with self.lock:
             tails = self._readable(epoch, clock, reads, time.monotonic() + patience_s)
-            values = [value_of(read, tails[read.shard].shard) for read in reads]
+            values = [value_of(read, tails) for read in reads]
             return self._found(epoch, tails, values)
 
     def changed(self, epoch: int, wanted: Sequence[Changed], other_than: int) -> Found:
@@ -312,14 +339,22 @@ class Keeper:
         """Wait until the clocks allow all of the reads; return the replicas that they are of."""
         while True:
             self._enter(epoch)
-            tails = {read.shard: self._mine(read.shard, lambda place: place.tail, _NO_TAIL) for read in reads}
-            early = [read for read in reads if not tails[read.shard].shard.ready(read.table, clock)]
+            tails = {
+                shard: self._mine(shard, lambda place: place.tail, _NO_TAIL)
+                for shard in dict.fromkeys(chain.from_iterable(read.shards for read in reads))
+            }
+            early = [
+                (read.table, tails[shard].shard)
+                for read in reads
+                if self.job.tables[read.table].consistency.bound is not None
+                for shard in read.shards
+                if not tails[shard].shard.ready(read.table, clock)
+            ]
             if not early:
                 return tails
             left = 0.0 if self._hurried else until - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
-                missing = {task for read in early for task in tails[read.shard].shard.missing(read.table, clock)}
-                raise NotYet(sorted(missing))
+                raise NotYet(sorted({task for table, shard in early for task in shard.missing(table, clock)}))
 
     def _renew_outlets(self, view: View) -> list[Outlet]:
         """Have outlets to all successors, filled with what they have not acknowledged; return those not needed now."""
@@ -378,7 +413,7 @@ class Keeper:
             if not applied.repeated
         ]
         if new:
-            self._write_down([(entry, applied) for _, entry, applied in new])
+            self._write_down([_record(self.epoch, entry, applied) for _, entry, applied in new])
         for replica, entry, _ in new:
             if replica.hands_on:
                 outlet = self._outlet_of(replica)
@@ -387,10 +422,10 @@ class Keeper:
                 outlet.put(entry)
         return done
 
-    def _write_down(self, updates: Sequence[tuple[Entry, Applied]]) -> None:
+    def _write_down(self, records: Sequence[Record]) -> None:
         """Tell of updates that were applied; where that fails others take over, from what they have."""
         try:
-            self._applied(self.epoch, updates)
+            self._applied(records)
         except ExchangeError as error:
             self._drop_all()
             raise Broken(error) from error
@@ -422,3 +457,11 @@ class Keeper:
             except ExchangeError as error:
                 raise Broken(error) from error
             told.say(self._synced)
+
+
+def _is_master(place: Place) -> bool:
+    return place.head and place.turn is None
+
+
+def _record(epoch: int, entry: Entry, applied: Applied) -> Record:
+    return Record(epoch, entry.shard, applied.position, entry.worker, entry.sequence, applied.staleness, entry.tasks)

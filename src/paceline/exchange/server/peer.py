@@ -16,10 +16,10 @@ from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.job import DenseTable
-from paceline.exchange.messages import Kind, unpacked
+from paceline.exchange.messages import Columns, Kind, columns
 from paceline.exchange.server.arena import Arena
 from paceline.exchange.server.copies import copied
-from paceline.exchange.server.entry import cut, pushed, received
+from paceline.exchange.server.entry import pushed, received, rows_pushed
 from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.server.pending import PendingPush
 from paceline.exchange.server.requests import Broken, Changed, NotYet, Read, Refused
@@ -136,34 +136,29 @@ class Peer:
     def _pull(self, frame: Frame) -> Frame:
         self._arena.clear()
         try:
-            reads, values = self._reads(frame)
+            reads = [self._read(asked) for asked in columns(frame.numbers, frame.tensors)]
         except (ValueError, IndexError) as error:
             raise ExchangeError(f"a read of {self.name} cannot be understood: {error}") from error
         found = self._keeper.read(frame.epoch, frame.clock, reads, _PATIENCE_S)
-        numbers = np.array([found.positions[read.shard] for read in reads], dtype=np.int64)
-        tensors = [found.values[value] if isinstance(value, int) else value for value in values]
-        return Frame(Kind.PULLED, request=frame.request, numbers=numbers, tensors=tensors)
+        positions = found.positions
+        numbers = np.array([positions[shard] for read in reads for shard in read.shards], dtype=np.int64)
+        return Frame(Kind.PULLED, request=frame.request, numbers=numbers, tensors=found.values)
 
-    def _reads(self, frame: Frame) -> tuple[list[Read], list[Tensor | int]]:
-        """Return what is asked for, slice by slice; and for each payload what it goes into, or which read it is."""
-        reads: list[Read] = []
-        values: list[Tensor | int] = []
-        for payload in unpacked(frame.numbers, frame.tensors):
-            table = self._keeper.job.tables[payload.table]
-            dtype = getattr(torch, table.dtype)
-            count = payload.slices[-1].end if payload.slices else 0
-            if isinstance(table, DenseTable):
-                out = self._arena.take(dtype, count) if len(payload.slices) != 1 else None
-                keys = None
-            else:
-                (keys,) = payload.tensors
-                out = self._arena.take(dtype, count, table.width)
-            values.append(len(reads) if out is None else out)
-            wanted = [None] * len(payload.slices) if keys is None else cut(keys, payload.slices)
-            places = [None] * len(payload.slices) if out is None else cut(out, payload.slices)
-            for (shard, begin, end), its_keys, place in zip(payload.slices, wanted, places, strict=True):
-                reads.append(Read(shard, payload.table, end - begin, its_keys, place))
-        return reads, values
+    def _read(self, asked: Columns) -> Read:
+        """Return what a payload asks for."""
+        table, bounds = self._keeper.job.tables[asked.table], asked.bounds()
+        if bounds is None:
+            raise ValueError("slices do not lie one after the other")
+        dtype = getattr(torch, table.dtype)
+        if isinstance(table, DenseTable):
+            if bounds[-1] > table.count:
+                raise ValueError(f"{bounds[-1]} elements of table {table.name}, which has {table.count}")
+            out = self._arena.take(dtype, bounds[-1]) if len(asked.shards) != 1 else None
+            return Read(asked.table, asked.shards, bounds, None, out)
+        (keys,) = asked.tensors
+        if keys.shape != (bounds[-1],):
+            raise ValueError(f"slices of {bounds[-1]} rows, with keys of {tuple(keys.shape)}")
+        return Read(asked.table, asked.shards, bounds, keys, self._arena.take(dtype, bounds[-1], table.width))
 
     def _changed(self, frame: Frame) -> Frame:
         if len(frame.numbers) % 3:
@@ -179,6 +174,11 @@ class Peer:
 
     def _push(self, frame: Frame) -> Frame | None:
         keeper = self._keeper
+        rows = rows_pushed(frame, keeper.job)
+        if rows is not None:
+            pending = PendingPush(frame.request, len(rows.reads), self._send_later)
+            if keeper.push_rows(frame.epoch, rows, pending):
+                return pending.release()
         entries = pushed(frame, keeper.job, borrowed=self._borrowed)
         updates = [entry.update(keeper.job) for entry in entries]
         pending = PendingPush(frame.request, len(entries), self._send_later)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -11,27 +12,39 @@ from paceline.errors import ExchangeError
 from paceline.exchange.server.replica import Replica
 from paceline.exchange.server.requests import Read
 from paceline.exchange.shard.shard import Shard
+from paceline.exchange.shard.together import read_together
 
 
-def value_of(read: Read, shard: Shard) -> Tensor:
+def value_of(read: Read, tails: Mapping[int, Replica]) -> Tensor:
     """Return what is asked for, where it was asked for or lent.
 
     Raises:
         ExchangeError: there is nothing like that.
     """
+    table, numbers, bounds, keys, out = read
+    shards = [tails[shard].shard for shard in numbers]
     try:
-        if read.keys is not None and read.out is not None:
-            shard.read_rows(read.table, read.keys, read.out)
-            return read.out
-        values = shard.lend(read.table)
+        if keys is not None and out is not None:
+            read_together(shards, table, bounds, keys, out)
+            return out
+        parts = [_lent(shard, table, end - begin) for shard, (begin, end) in zip(shards, pairwise(bounds), strict=True)]
     except KeyError:
-        raise ExchangeError(f"shard {read.shard} has nothing like that of table {read.table}.") from None
-    if len(values) != read.size:
+        raise ExchangeError(f"shards {list(numbers)} have nothing like that of table {table}.") from None
+    if out is None:
+        (values,) = parts
+        return values
+    for values, begin in zip(parts, bounds[:-1], strict=True):
+        out[begin : begin + len(values)].copy_(values)
+    return out
+
+
+def _lent(shard: Shard, table: int, size: int) -> Tensor:
+    values = shard.lend(table)
+    if len(values) != size:
         raise ExchangeError(
-            f"a read asks for {read.size} elements of table {read.table} in shard {read.shard}, which has "
-            f"{len(values)} of it."
+            f"a read asks for {size} elements of table {table} in shard {shard.number}, which has {len(values)} of it."
         )
-    return values if read.out is None else read.out.copy_(values)
+    return values
 
 
 def shares_of(clock: int, replicas: Sequence[Replica]) -> list[Tensor]:

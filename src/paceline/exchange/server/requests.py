@@ -35,17 +35,19 @@ class NotYet(Exception):
 
 
 class Read(NamedTuple):
-    """What is to be read of one shard.
+    """What is to be read of one table.
 
     Attributes:
-        size: elements of the dense table, or rows.
+        table: its index.
+        shards: of which.
+        bounds: elements of a dense table, or rows, of `shards[i]` are from `bounds[i]` to `bounds[i + 1]`.
         keys: of the rows; None: all elements of a dense table.
-        out: where it goes; None, of a dense table: it is to be lent.
+        out: where it goes; None, of a dense table in one shard: it is to be lent.
     """
 
-    shard: int
     table: int
-    size: int
+    shards: Sequence[int]
+    bounds: Sequence[int]
     keys: Tensor | None
     out: Tensor | None
 

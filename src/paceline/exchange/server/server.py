@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from paceline.errors import ConnectionLost, ExchangeError
-from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.figures import Figures
 from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.server.link import Link
@@ -18,7 +17,6 @@ from paceline.exchange.server.place import said, unloaded
 from paceline.exchange.shard.log import Record, UpdateLog
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.terms import Charter
-from paceline.exchange.updates import Applied
 from paceline.exchange.view import Address, Move, Turn, View
 from paceline.exchange.wire.connect import connect
 from paceline.exchange.wire.frame import Connection
@@ -155,13 +153,10 @@ class Server:
         if not self._closed.is_set():
             self._failed(error)
 
-    def _applied(self, epoch: int, updates: Sequence[tuple[Entry, Applied]]) -> None:
-        self._counted.applied(applied for _, applied in updates)
+    def _applied(self, records: Sequence[Record]) -> None:
+        self._counted.applied(record.staleness for record in records)
         if self._log is not None:
-            self._log.append(
-                Record(epoch, entry.shard, position, entry.worker, entry.sequence, staleness, entry.tasks)
-                for entry, (position, staleness, _) in updates
-            )
+            self._log.append(records)
 
     def _accept(self) -> None:
         while True:

@@ -60,6 +60,10 @@ class Clocks:
         """Whether all of some tasks were applied."""
         return all(map(self.holds, tasks))
 
+    def holds_any(self, tasks: Iterable[int]) -> bool:
+        """Whether one of some tasks was applied."""
+        return any(map(self.holds, tasks))
+
     def add(self, tasks: Iterable[int], position: int) -> None:
         """Note tasks as applied, by the update that the shard counts as `position`."""
         before, floor, above = self.completed, self._floor, self._above

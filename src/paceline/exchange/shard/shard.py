@@ -164,6 +164,41 @@ class Shard:
             self._add(update.parts)
         return Applied(self._position, staleness, False)
 
+    def takes(self, worker: int, sequence: int, tasks: tuple[int, ...], read: int, bound: int | None) -> bool:
+        """Whether an update of rows alone is new here, within a bound (None: there is none), and waits for no others.
+
+        Where not, `check` and `apply` decide. See `together`.
+        """
+        clocks, position = self._clocks, self._position
+        if self._has_steps or read > position or clocks.holds_any(tasks):
+            return False
+        if self._sequences.position(worker, sequence, position) is not None:
+            return False
+        if bound is None:
+            return True
+        clock = self.job.clock(tasks[-1]) - bound
+        return clocks.completed >= clock and (read < 0 or read >= clocks.reached(clock))
+
+    def count(self, worker: int, sequence: int, tasks: tuple[int, ...], read: int) -> Applied:
+        """Count an update that `takes` let pass, and whose rows somebody else applies.
+
+        read: -1 where it has none for this shard, too.
+        """
+        staleness = self._position - read if read >= 0 else 0
+        self._passed = None
+        self._position += 1
+        self._sequences.add(worker, sequence, self._position)
+        self._clocks.add(tasks, self._position)
+        return Applied(self._position, staleness, False)
+
+    def rows(self, table: int) -> Sparse:
+        """Return what keeps a table of rows.
+
+        Raises:
+            KeyError: it is none.
+        """
+        return self._sparse[table]
+
     def forget_workers(self) -> None:
         """Forget who pushed what: workers begin anew with the numbers of others. Tasks still count once."""
         self._sequences = Sequences()

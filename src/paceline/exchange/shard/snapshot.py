@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paceline.errors import ExchangeError
 from paceline.exchange.job import DenseTable, Job
+from paceline.exchange.rates import Rates
 from paceline.exchange.shard.files import File
 from paceline.exchange.shard.manifest import Manifest, cannot_write, read_json, settle, write_json
 from paceline.exchange.shard.shard import Shard, ShardState
@@ -119,7 +120,8 @@ def write_shard(snapshots: Path, job: Job, taken: Taken) -> str:
     except OSError as error:  # it was given up meanwhile, and removed
         raise cannot_write(path, error) from error
     described = {"dense": whole.to_dict(), "rows": [file.to_dict() for file in files]}
-    write_json(path, {"job": job.to_dict(), "shard": shard, "meta": state.meta, **described})
+    essence = replace(job, rates=Rates()).to_dict()  # a schedule may be long, and does not matter to what is kept
+    write_json(path, {"job": essence, "shard": shard, "meta": state.meta, **described})
     return path.name
 
 
