@@ -7,13 +7,17 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
+from paceline.errors import ExchangeError, RecipeError
 from paceline.exchange.directory import Directory
 from paceline.exchange.shard.manifest import whole_snapshots
 from paceline.train.metrics import read_metrics
+from paceline.train.recipe import load_recipe
 from paceline.train.servers.groups.ledger import Ledger
 from paceline.train.servers.supervisor.finish import newest
+from paceline.train.servers.supervisor.supervise import supervise
 from tests.train.servers.runs import RECIPE, TOYS, gap, proved, serial, sets, started
 
 COLOCATED = "{deployment: colocated, workers: 2, replication: 2, shards: 4}"
@@ -43,6 +47,7 @@ def test_a_server_beside_every_worker(tmp_path: Path) -> None:
         assert run.finish() == 0, run.said
     assert "samples/s" in run.said and "tokens/s" not in run.said
     learns(out)
+    resumed_at_its_end(out)
     assert gap(out, serial(out / "config.yaml", STEPS)) < 1e-9
     assert proved(out) == ["exchange"]
     events = map(json.loads, (out / "exchange" / "events.jsonl").read_text().splitlines())
@@ -50,6 +55,21 @@ def test_a_server_beside_every_worker(tmp_path: Path) -> None:
     logs = {path.stem: path.read_text() for path in (out / "logs").iterdir()}
     assert set(logs) == {"supervisor", "coordinator", *(f"{role}-{number}" for role, number in joined)}
     assert all(f"{role} {number}" in logs[f"{role}-{number}"] for role, number in joined)
+
+
+def resumed_at_its_end(out: Path) -> None:
+    """A module that was not written is: no process is started for that. Where it is there, there is nothing to do."""
+    recipe, model = load_recipe(out / "config.yaml"), out / "model.safetensors"
+    with pytest.raises(RecipeError, match="has done all of its"):
+        supervise(recipe, out, resume=True)
+    model.unlink()
+    model.mkdir()
+    os.utime(model, (0, 0))
+    with pytest.raises(ExchangeError, match=r"cannot write .*model\.safetensors.*--resume"):
+        supervise(recipe, out, resume=True)
+    model.rmdir()
+    supervise(recipe, out, resume=True)
+    assert not list(out.glob(".model*"))
 
 
 def test_a_worker_that_dies_with_the_server_beside_it_is_replaced_with_one(tmp_path: Path) -> None:

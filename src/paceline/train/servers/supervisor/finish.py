@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from paceline.errors import ExchangeError
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import Job
-from paceline.exchange.shard.manifest import whole_snapshots
+from paceline.exchange.shard.manifest import Manifest, whole_snapshots
 from paceline.exchange.shard.whole import Tables, read_tables
+from paceline.exchange.terms import Terms
 from paceline.program.factory import load_factory
 from paceline.train.callbacks import EndReport
 from paceline.train.recipe import Recipe
 from paceline.train.rundir import RunDirectory, write_whole
-from paceline.train.servers.rundir import buffers_of
+from paceline.train.servers.rundir import buffers_of, exchange_of
 from paceline.train.startup import Speaker, train_longer
 
 
@@ -41,9 +45,12 @@ def finish(
         module: the user's; takes the trained values.
         speaker: says things.
         report: how it ended.
+
+    Raises:
+        ExchangeError: the module cannot be written.
     """
     tables = newest(directory, job)
-    save_file(state_of(module, tables, buffers_of(run)), run.model)
+    _write_model(state_of(module, tables, buffers_of(run)), run, directory)
     if recipe.sample is not None and not tables.keys:
         module.load_state_dict(load_file(run.model))
         section = recipe.sample
@@ -54,6 +61,38 @@ def finish(
         speaker.say(text)
         speaker.console.rule()
     speaker.say(_next_steps(recipe, run, report, logged=directory.read().log))
+
+
+def is_unwritten(run: RunDirectory, terms: Terms, groups: int) -> bool:
+    """Whether a run did all that it was to do, and its trained module is not there: it ended as it was to be written.
+
+    Args:
+        run: its directory.
+        terms: that are asked for now, of a group or the only exchange.
+        groups: how many there are; 0 where there are none.
+    """
+    directory = exchange_of(run)
+    numbers = whole_snapshots(directory.snapshots)
+    if not numbers or exchange_of(run, 0 if groups else None).read().terms.tasks != terms.tasks:
+        return False
+    snapshot = directory.snapshot(numbers[-1])
+    if Manifest.read(snapshot).first_task < directory.read().terms.tasks:
+        return False
+    return not run.model.exists() or run.model.stat().st_mtime_ns < snapshot.stat().st_mtime_ns  # of before a resume
+
+
+def _write_model(state: Mapping[str, Tensor], run: RunDirectory, directory: Directory) -> None:
+    """Write the trained module, in whole or not at all."""
+    draft = run.model.with_name(f".{run.model.name}.{os.getpid()}")
+    try:
+        save_file(dict(state), draft)
+        draft.replace(run.model)
+    except (OSError, SafetensorError) as error:
+        draft.unlink(missing_ok=True)
+        raise ExchangeError(
+            f"cannot write {run.model} ({error}). All that was learnt is in {directory.snapshots}: make room, and have "
+            "it written with --resume."
+        ) from error
 
 
 def newest(directory: Directory, job: Job) -> Tables:

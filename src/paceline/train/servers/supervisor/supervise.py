@@ -25,9 +25,9 @@ from paceline.train.servers.processes.children import Children
 from paceline.train.servers.processes.nursery import Nursery
 from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
 from paceline.train.servers.recipe.section import ServerSection
-from paceline.train.servers.rundir import log_of
+from paceline.train.servers.rundir import exchange_of, log_of
 from paceline.train.servers.supervisor.clusters import Clusters
-from paceline.train.servers.supervisor.finish import finish
+from paceline.train.servers.supervisor.finish import finish, is_unwritten
 from paceline.train.servers.supervisor.setup import prepare
 from paceline.train.servers.supervisor.stopping import stop_by_signal, stop_unwritten
 from paceline.train.servers.supervisor.workforce import Workforce
@@ -120,6 +120,12 @@ class _Run:
             steps = steps_of(recipe, len(source))
             job = job_of(recipe, module, steps)
         terms = terms_of(recipe, steps)
+        if resume and is_unwritten(run, terms, self.server.groups if self.server.deployment == "groups" else 0):
+            self.speaker.say("all steps are done, and the trained module is yet to be written")
+            total = terms.tasks // job.pieces * (self.server.average_every or 1)
+            report = EndReport(total, total, None, time.monotonic() - self.began)
+            finish(recipe, run, exchange_of(run), exchange_of(run).read().job, module, self.speaker, report)
+            return report
         with self.speaker.phase("snapshot"):
             dense = {name: v for name, v in named_parameters(module).items() if name not in self.server.tables}
             made = prepare(run, self.server, job, terms, dense, resume=resume)
