@@ -23,6 +23,12 @@ def join(
     kind: Annotated[Kind, typer.Argument(help="What joins.")],
     count: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
     group: Annotated[int | None, typer.Option(min=0, help="Of a run with groups: which one.")] = None,
+    bind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Of servers: the interface of this host that they listen on; default: the run's."
+        ),
+    ] = None,
 ) -> None:
     """Join a run whose parameters are on servers.
 
@@ -32,7 +38,9 @@ def join(
         paceline join runs/ctr-1 worker --count 2
         paceline join runs/ctr-1 server
 
-    On another host the run's directory must be seen there, and the run must listen beyond loopback (server.bind).
+    On another host the run's directory must be seen there, and the run must listen beyond loopback (server.bind):
+
+        paceline join runs/ctr-1 server --bind 10.0.0.2
     """
     from paceline.train.servers.processes.nursery import Nursery
     from paceline.train.servers.supervisor.joining import join_run
@@ -42,4 +50,6 @@ def join(
             f"{run_dir} is no run with servers: it has no directory 'exchange'. Name the directory of a run whose "
             "recipe has a section `server`, such as runs/ctr-1."
         )
-    join_run(run_dir, kind.value, count, group, Nursery.fork())
+    if bind is not None and kind is Kind.WORKER:
+        raise RecipeError("--bind is for servers: a worker listens on no interface. Leave it out.")
+    join_run(run_dir, kind.value, count, group, Nursery.fork(), bind=bind, say=typer.echo)

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from paceline.errors import ExchangeError
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.membership.member import Member
@@ -57,3 +58,17 @@ def test_telling_figures_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Member, "report", fails)
     with begun() as directory, pytest.raises(ValueError, match="no figures"):
         Life(directory).run()
+
+
+@pytest.mark.parametrize(("told", "found"), [(None, "127.0.0.1"), ("10.1.2.3", "10.1.2.3")])
+def test_it_listens_on_the_interface_of_the_job_or_on_that_of_its_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str | None, found: str
+) -> None:
+    def listens(bind: str, *_: object, **__: object) -> None:
+        raise ExchangeError(f"on {bind}")
+
+    monkeypatch.setattr("paceline.exchange.server.life.Listener", listens)
+    directory = Directory(tmp_path)
+    directory.write(Charter(JOB, Terms(tasks=1), Address(unix="c")))
+    with pytest.raises(ExchangeError, match=f"on {found}"):
+        Life(directory, told).run()

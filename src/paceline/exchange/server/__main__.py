@@ -20,12 +20,13 @@ def main() -> int:
     """Serve until the job is over, or this server has left."""
     parser = argparse.ArgumentParser(prog="python -m paceline.exchange.server", description=__doc__)
     parser.add_argument("directory", type=Path, help="of the job's exchange")
+    parser.add_argument("--bind", help="address of the interface to listen on; what the job says when absent")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)  # it scales by processes
     try:
-        life = Life(Directory(given.directory))
+        life = Life(Directory(given.directory), given.bind)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: life.leave())
         life.run()

@@ -47,11 +47,17 @@ class _Left:
 
 
 class Life:
-    """Serves the job of a directory, from now on."""
+    """Serves the job of a directory, from now on.
 
-    def __init__(self, directory: Directory) -> None:
+    Args:
+        directory: of the job's exchange.
+        bind: interface to listen on; None: the one that the charter says, which is of the job's first host.
+    """
+
+    def __init__(self, directory: Directory, bind: str | None = None) -> None:
         self._directory = directory
         self._charter: Charter = directory.read()
+        self._bind = self._charter.bind if bind is None else bind
         self._secret = directory.read_secret()
         self._happened: queue.SimpleQueue[_Evicted | _Over | _Leave | _Left | BaseException] = queue.SimpleQueue()
 
@@ -70,7 +76,7 @@ class Life:
 
     def _serve(self) -> bool:
         """Serve as one member; return whether to join anew."""
-        listener = Listener(self._charter.bind, self._secret, unix=self._socket())
+        listener = Listener(self._bind, self._secret, unix=self._socket())
         try:
             member = Member.join(self._charter, self._secret, Role.SERVER, listener.address)
         except BaseException:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from paceline.errors import ExchangeError, RankFailed
+from paceline.exchange.wire.address import bound
 from paceline.runtime.job.signals import NotedSignals
 from paceline.train.recipe import load_recipe
 from paceline.train.rundir import RunDirectory
@@ -19,7 +21,16 @@ from paceline.train.servers.watch.news import News
 _POLL_S: Final = 0.05
 
 
-def join_run(root: Path, kind: str, count: int, group: int | None = None, nursery: Nursery | None = None) -> None:
+def join_run(
+    root: Path,
+    kind: str,
+    count: int,
+    group: int | None = None,
+    nursery: Nursery | None = None,
+    *,
+    bind: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> None:
     """Start workers or servers for a run, and return when all of them have ended.
 
     Args:
@@ -28,26 +39,37 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
         count: how many.
         group: of a run with groups, which one.
         nursery: where they are started; None: each loads PyTorch itself.
+        bind: of servers: the interface of this host that they listen on; None: that of the run.
+        say: is told who has joined.
 
     Raises:
-        ExchangeError: there is no such run.
+        ExchangeError: there is no such run, or no such interface.
         RankFailed: one of them failed.
         SystemExit: a signal had them leave; 130 for Ctrl-C, 143 for SIGTERM.
     """
     run = RunDirectory(root)
     directory = exchange_of(run, group)
-    directory.read()
+    charter = directory.read()
     section = load_recipe(run.config).server
     if kind == "server" and section is not None and section.is_hogwild:
         raise ExchangeError(f"workers of {root} share memory (server.consistency: hogwild), and there are no servers.")
     if group is None and (groups := part_of(run).groups()):
         raise ExchangeError(f"{root} has groups: say which one with --group: {', '.join(map(str, groups))}.")
+    if kind == "server":
+        _check_interface(charter.bind if bind is None else bind)
     label = "" if group is None else f"-{group}"
+
+    def joined(role: str, number: int, pid: int) -> str | None:
+        log = children.joined(pid, f"{role}{label}-{number}")
+        if log is not None:
+            say(f"{role} {number} joined (its log: {log}.log)")
+        return log
+
     with Children(root / "logs", nursery) as children, NotedSignals() as signals:
-        news = News(directory.events, "", lambda role, number, pid: children.joined(pid, f"{role}{label}-{number}"))
+        news = News(directory.events, "", joined)
         list(news.new())  # of before
         for number in range(count):
-            _start(children, run, kind, f"{kind}-joined-{os.getpid()}-{number}", group)
+            _start(children, run, kind, f"{kind}-joined-{os.getpid()}-{number}", group, bind)
         told = False
         while any(True for _ in children):
             if signals.received and not told:
@@ -56,7 +78,7 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
                     child.send(signals.received[0])
             if len(signals.received) > 1:
                 break
-            list(news.new())  # whoever started the run tells of it
+            list(news.new())  # of others, whoever started the run tells
             for child in children:
                 _look(children, child, left=told)
             time.sleep(_POLL_S)
@@ -64,9 +86,19 @@ def join_run(root: Path, kind: str, count: int, group: int | None = None, nurser
         raise SystemExit(128 + signals.received[0])
 
 
-def _start(children: Children, run: RunDirectory, kind: str, name: str, group: int | None) -> None:
+def _check_interface(bind: str) -> None:
+    try:
+        bound(bind, 0).close()
+    except ExchangeError as error:
+        raise ExchangeError(
+            f"{error} A server that joins from another host than the run's is told with --bind."
+        ) from None
+
+
+def _start(children: Children, run: RunDirectory, kind: str, name: str, group: int | None, bind: str | None) -> None:
     if kind == "server":
-        children.start(name, "paceline.exchange.server", str(exchange_of(run, group).root))
+        interface = [] if bind is None else ["--bind", bind]
+        children.start(name, "paceline.exchange.server", str(exchange_of(run, group).root), *interface)
         return
     grouped = [] if group is None else ["--group", str(group)]
     children.start(name, "paceline.train.servers.worker.process", str(run.root), *grouped)
