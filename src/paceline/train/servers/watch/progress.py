@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,12 @@ class Progress:
             callback.on_end(report)
 
     def close(self) -> None:
-        """Release files and the terminal."""
+        """Release files and the terminal: all of them, also if the rest of a file cannot be written."""
         for records in (self._records, *self._before):
             records.close()
-        for callback in self._callbacks:
-            callback.close()
+        with ExitStack() as stack:
+            for callback in self._callbacks:
+                stack.callback(callback.close)
 
 
 def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
