@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from random import Random
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.wire import choice
@@ -70,6 +73,83 @@ def test_frames_are_read_however_they_arrive(piece: int) -> None:
             assert raw(connection.receive()) == raw(frame)
         writer.join(20)
     assert connection.received_bytes == len(data)
+    connection.close()
+
+
+def some_frames(random: Random) -> list[Frame]:
+    """Frames of few kinds, so that some are like the one before."""
+
+    def tensor() -> Tensor:
+        count = random.choice([0, 1, 7, 100, 1000, 9000])
+        dtype = random.choice([torch.uint8, torch.int16, torch.int64, torch.float32])
+        return torch.arange(count).to(dtype)
+
+    return [
+        Frame(
+            number,
+            numbers=np.arange(random.choice([0, 0, 3, 3, 700])),
+            text=random.choice(["", "", "a little text"]),
+            tensors=[tensor() for _ in range(random.choice([0, 1, 2, 2, 2, 5]))],
+        )
+        for number in range(100)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_was_read_ahead_is_of_whom_it_belongs_to(seed: int) -> None:
+    """Frames that are guessed right and wrong, in pieces of any size, into memory of either end."""
+    random = Random(seed)
+    frames = some_frames(random)
+    data = b"".join(map(raw, frames))
+    connection, theirs = joined()
+
+    def write() -> None:
+        at = 0
+        while at < len(data):
+            count = random.choice([1, 71, 73, 4096, 20_000, 300_000])
+            theirs.sendall(data[at : at + count])
+            at += count
+
+    with theirs:
+        writer = threading.Thread(target=write)
+        writer.start()
+        for frame in frames:
+            places = [torch.full_like(tensor, 77) for tensor in frame.tensors]
+            wants = frame.kind % 3 == 0
+            received = connection.receive(lambda _, metas, wants=wants, places=places: places if wants else None)
+            assert raw(received) == raw(frame)
+            assert all(tensor.data_ptr() % 64 == 0 for tensor in received.tensors if not wants and len(tensor))
+        writer.join(20)
+    assert connection.received_bytes == len(data)
+    connection.close()
+
+
+@pytest.mark.parametrize("data", [raw(FRAMES[2]), raw(FRAMES[0])], ids=["tensors", "none"])
+def test_a_frame_that_ends_early_after_one_like_it_is_a_lost_connection(data: bytes) -> None:
+    for cut in range(1, len(data)):
+        connection, theirs = joined()
+        with theirs:
+            theirs.sendall(raw(FRAMES[2]) + data[:cut])
+        assert raw(connection.receive()) == raw(FRAMES[2])
+        with pytest.raises(ConnectionLost):
+            connection.receive()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_changed_frame_after_one_like_it_is_an_error_or_another_frame(seed: int) -> None:
+    random = Random(seed)
+    connection, theirs = joined()
+    changed = bytearray(raw(FRAMES[2]))
+    for _ in range(random.choice([1, 1, 2, 8])):
+        changed[random.randrange(len(changed))] = random.randrange(256)
+    with theirs:
+        theirs.sendall(raw(FRAMES[2]) * 2)
+        connection.receive()
+        connection.receive()
+        theirs.sendall(changed + raw(FRAMES[1]))
+    with contextlib.suppress(ExchangeError, ConnectionLost):
+        for _ in range(3):
+            connection.receive()
     connection.close()
 
 

@@ -16,13 +16,18 @@ namespace paceline::wire {
 
 class Memory {
  public:
+  // Where the first tensor will lie, and how many bytes may be put there before it is known what they are.
+  char* begin() const { return size_ > 0 ? static_cast<char*>(held_.mutable_data_ptr()) : nullptr; }
+  uint64_t size() const { return size_; }
+
+  // Returns whether the next call of `tensors` leaves the bytes where they are.
+  bool keeps(const std::vector<Meta>& metas) const {
+    return size_ > 0 && needed(metas) <= size_ && frames_ + 1 < kPatience;
+  }
+
   // Returns tensors to receive into; those of the call before are not valid any more. Throws where there is no memory.
   std::vector<at::Tensor> tensors(const std::vector<Meta>& metas) {
-    uint64_t total = 0;
-    for (const Meta& meta : metas) {
-      total += rounded(meta.bytes);
-    }
-    make_room(total);
+    make_room(needed(metas));
     std::vector<at::Tensor> made;
     made.reserve(metas.size());
     uint64_t at = 0;
@@ -39,6 +44,14 @@ class Memory {
   static constexpr int kPatience = 64;  // frames, see `memory.py`
 
   static uint64_t rounded(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+  static uint64_t needed(const std::vector<Meta>& metas) {
+    uint64_t total = 0;
+    for (const Meta& meta : metas) {
+      total += rounded(meta.bytes);
+    }
+    return total;
+  }
 
   void make_room(uint64_t total) {
     most_ = std::max(most_, total);

@@ -61,11 +61,28 @@ class Patience {
   int left_out_ = 0;
 };
 
+// Whether to ask for what may be there already, with the interpreter held: not where it never was of late.
+class Habit {
+ public:
+  bool asks() {
+    return misses_ < kFew || ++misses_ % kSeldom == 0;
+  }
+  void came(bool did) { misses_ = did ? 0 : misses_ + (misses_ < kFew ? 1 : 0); }
+
+ private:
+  static constexpr unsigned kFew = 8;
+  static constexpr unsigned kSeldom = 16;
+  unsigned misses_ = 0;
+};
+
 // Calls a system call with flags until it says something; returns what, 0 or more.
 template <typename Call>
-size_t insisted(Call&& call, bool at_once, Patience* patience = nullptr) {
-  if (at_once) {
+size_t insisted(Call&& call, bool at_once, Patience* patience = nullptr, Habit* habit = nullptr) {
+  if (at_once && (habit == nullptr || habit->asks())) {
     const ssize_t count = call(MSG_DONTWAIT);
+    if (habit != nullptr) {
+      habit->came(count >= 0);
+    }
     if (count >= 0) {
       return static_cast<size_t>(count);
     }
@@ -122,6 +139,12 @@ class Pieces {
   void first(void* data, size_t bytes) {
     pieces_[0] = {data, bytes};
     left_ += bytes - 1;
+  }
+  // Adds memory whose first bytes are there already.
+  void add_rest(void* data, size_t bytes, size_t there) {
+    if (bytes > there) {
+      add(static_cast<char*>(data) + there, bytes - there);
+    }
   }
   size_t left() const { return left_; }
   iovec* begin() { return pieces_.data() + at_; }

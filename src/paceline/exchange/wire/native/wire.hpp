@@ -12,6 +12,7 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -232,6 +233,10 @@ class Wire {
       bytes += meta.bytes;
     }
     const auto whole = static_cast<int64_t>(sizeof head + rest + bytes);
+    if (begin_ < filled_ || head.segment != 0 || bytes > most_bytes_ || !memory_.keeps(metas_)) {
+      unspill();
+    }
+    guess_ = std::min(sizeof head + rest, buffer_.size());
     if (head.segment != 0 || bytes > most_bytes_) {
       received_bytes_ += whole;
       return py::make_tuple(frame, head.segment, described());
@@ -255,7 +260,8 @@ class Wire {
       }
     }
     pieces_in_.clear();
-    py::object tensors = wanted.is_none() ? own() : theirs(wanted);
+    const std::vector<size_t> there = spilled_of_each();
+    py::object tensors = wanted.is_none() ? own(there) : theirs(wanted, there);
     fill();
     language_.slots.set(frame.ptr(), kTensors, tensors.release().ptr());
   }
@@ -317,8 +323,21 @@ class Wire {
 
   // Has so many bytes in the buffer; false where the peer is gone before.
   bool ensure(size_t wanted) {
+    if (filled_ - begin_ < wanted && spilled_ > 0) {
+      unspill();
+    }
     if (filled_ - begin_ >= wanted) {
       return true;
+    }
+    if (filled_ == begin_ && ahead_ > 0 && memory_.size() > 0 && buffer_.size() >= guess_) {
+      begin_ = filled_ = 0;
+      const size_t count = heard(guess_, std::min(memory_.size(), kAtOnceBytes));
+      if (count == 0) {
+        return false;
+      }
+      filled_ = std::min(count, guess_);
+      spilled_ = count - filled_;
+      return ensure(wanted);
     }
     std::memmove(buffer_.data(), buffer_.data() + begin_, filled_ - begin_);
     filled_ -= begin_;
@@ -331,7 +350,7 @@ class Wire {
     }
     while (filled_ < wanted) {
       const size_t most = std::max(wanted, std::min(filled_ + ahead_, buffer_.size()));
-      const size_t count = heard(buffer_.data() + filled_, most - filled_);
+      const size_t count = heard(most - filled_, 0);
       if (count == 0) {
         return false;
       }
@@ -340,18 +359,51 @@ class Wire {
     return true;
   }
 
-  size_t heard(char* to, size_t room) {
-    iovec piece{to, room};
+  // Puts what was received beside the buffer into it: it is not what was expected there.
+  void unspill() {
+    if (spilled_ == 0) {
+      return;
+    }
+    buffer_.resize(std::max(buffer_.size(), filled_ + spilled_));
+    std::memcpy(buffer_.data() + filled_, memory_.begin(), spilled_);
+    filled_ += spilled_;
+    spilled_ = 0;
+  }
+
+  // Returns how many bytes of each tensor lie beside the buffer, one after the other; what is of the next frame is put
+  // into the buffer.
+  std::vector<size_t> spilled_of_each() {
+    std::vector<size_t> there(metas_.size(), 0);
+    size_t left = std::exchange(spilled_, 0);
+    size_t at = 0;
+    for (size_t i = 0; i < metas_.size(); ++i) {
+      there[i] = std::min(left, static_cast<size_t>(metas_[i].bytes));
+      left -= there[i];
+      at += there[i];
+    }
+    if (left > 0) {
+      buffer_.resize(std::max(buffer_.size(), left));
+      std::memcpy(buffer_.data(), memory_.begin() + at, left);
+      begin_ = 0;
+      filled_ = left;
+    }
+    return there;
+  }
+
+  // Receives into the buffer, and so many bytes more into the memory for tensors: where those of the next frame begin
+  // if it is like the last one.
+  size_t heard(size_t room, size_t spill) {
+    std::array<iovec, 2> pieces{{{buffer_.data() + filled_, room}, {memory_.begin(), spill}}};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> notes;
     msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = spill > 0 ? 2 : 1;
     const auto call = [&](int flags) {
       message.msg_control = notes.data();
       message.msg_controllen = notes.size();
       return recvmsg(file_, &message, flags | MSG_CMSG_CLOEXEC);
     };
-    const size_t count = insisted(call, true, filled_ == begin_ ? &patience_ : &parts_);
+    const size_t count = filled_ == begin_ ? insisted(call, true, &patience_, &habit_) : insisted(call, true, &parts_);
     for (cmsghdr* note = CMSG_FIRSTHDR(&message); note != nullptr; note = CMSG_NXTHDR(&message, note)) {
       if (note->cmsg_level != SOL_SOCKET || note->cmsg_type != SCM_RIGHTS) {
         continue;
@@ -435,23 +487,32 @@ class Wire {
     }
   }
 
-  py::object own() {
+  // there: of each tensor the bytes that lie at the beginning of this memory, one after the other.
+  py::object own(const std::vector<size_t>& there) {
     const std::vector<at::Tensor> tensors = kept();
+    size_t from = std::accumulate(there.begin(), there.end(), size_t{0});
+    for (size_t i = tensors.size(); i-- > 0;) {  // from behind: nothing is written over that is still to be moved
+      from -= there[i];
+      if (there[i] > 0 && tensors[i].mutable_data_ptr() != memory_.begin() + from) {
+        std::memmove(tensors[i].mutable_data_ptr(), memory_.begin() + from, there[i]);
+      }
+    }
     py::list all(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
-      pieces_in_.add(metas_[i].bytes > 0 ? tensors[i].mutable_data_ptr() : nullptr, metas_[i].bytes);
+      pieces_in_.add_rest(metas_[i].bytes > 0 ? tensors[i].mutable_data_ptr() : nullptr, metas_[i].bytes, there[i]);
       PyList_SET_ITEM(all.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(tensors[i]));
     }
     return all;
   }
 
-  // Places of the receiver, if they are right.
-  py::object theirs(const py::object& given) {
+  // Places of the receiver, if they are right. there: see `own`.
+  py::object theirs(const py::object& given, const std::vector<size_t>& there) {
     const auto places = py::reinterpret_steal<py::object>(PySequence_List(given.ptr()));
     if (!places) {
       throw py::error_already_set();
     }
     bool fits = py::len(places) == metas_.size();
+    size_t from = 0;
     for (size_t i = 0; fits && i < metas_.size(); ++i) {
       PyObject* item = PyList_GET_ITEM(places.ptr(), i);
       fits = THPVariable_Check(item);
@@ -459,7 +520,11 @@ class Wire {
         const at::Tensor& tensor = THPVariable_Unpack(item);
         fits = is_plain(tensor) && tensor.scalar_type() == metas_[i].type && tensor.nbytes() == metas_[i].bytes;
         if (fits) {
-          pieces_in_.add(metas_[i].bytes > 0 ? tensor.data_ptr() : nullptr, metas_[i].bytes);
+          if (there[i] > 0) {
+            std::memcpy(tensor.data_ptr(), memory_.begin() + from, there[i]);
+            from += there[i];
+          }
+          pieces_in_.add_rest(metas_[i].bytes > 0 ? tensor.data_ptr() : nullptr, metas_[i].bytes, there[i]);
         }
       }
     }
@@ -502,9 +567,12 @@ class Wire {
   std::vector<char> buffer_;
   size_t begin_ = 0;
   size_t filled_ = 0;
+  size_t guess_ = sizeof(Head);  // bytes of a frame before its tensors
+  size_t spilled_ = 0;  // bytes in the memory for tensors that follow those in the buffer
   std::vector<Meta> metas_;
   Memory memory_;
   Pieces pieces_in_;
+  Habit habit_;
   Patience patience_;  // for the next frame
   Patience parts_;  // for the rest of one
   std::vector<int> files_;
