@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ExchangeError
+from paceline.exchange.shard.manifest import settle
 from paceline.exchange.terms import Charter
 
 
@@ -84,16 +85,23 @@ class Directory:
         return self.root / "actions" / f"worker-{worker}.jsonl"
 
     def write(self, charter: Charter) -> None:
-        """Make the directory, its secret and its charter."""
+        """Make the directory, its secret and its charter; they outlive a loss of power."""
         for path in (self.root, self.snapshots, self.journal, self.root / "updates", self.root / "actions"):
             path.mkdir(parents=True, exist_ok=True)
         if not self.secret.exists():
             file = os.open(self.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(file, "w", encoding="ascii") as out:
                 out.write(secrets.token_hex(32))
+                out.flush()
+                os.fsync(file)
         draft = self.charter.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(charter.to_dict(), indent=1), encoding="utf-8")
+        with draft.open("w", encoding="utf-8") as out:
+            json.dump(charter.to_dict(), out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
         draft.replace(self.charter)
+        settle(self.root)
+        settle(self.root.parent)
 
     def read(self) -> Charter:
         """Read the charter.

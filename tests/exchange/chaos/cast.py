@@ -146,7 +146,17 @@ class Cast:
     def finish(self) -> None:
         """Return once all tasks are done, and what they made is on disk."""
         self.limit(self.charter.terms.tasks)
-        self.wait(lambda: self.status()["state"] == "finished", "the end")
+        while not self._goes_on(self.done):
+            pass
+
+    def _goes_on(self, done: int) -> bool:
+        """Return whether all is done, once it is or more tasks are than these."""
+
+        def found() -> str:
+            status = self.status()
+            return status["state"] if status["state"] == "finished" or status["tasks"]["done"] > done else ""
+
+        return bool(self.wait(found, "the end, or a further task") == "finished")
 
     def events(self, name: str) -> list[dict[str, Any]]:
         lines = map(json.loads, self.directory.events.read_text().splitlines())

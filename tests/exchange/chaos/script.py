@@ -97,6 +97,8 @@ class Script:
 
     def _hit(self, actor: Actor, number: signal.Signals) -> None:
         actor.send(number)
+        if number is signal.SIGKILL:
+            actor.end()  # else it may still be taken for one that is there
         if number is signal.SIGTERM:
             self._leaving.append(actor)
         if number is signal.SIGSTOP:  # for longer than its lease, or not quite

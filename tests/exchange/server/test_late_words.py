@@ -9,13 +9,17 @@ import torch
 
 from paceline.errors import ConnectionLost, ExchangeError
 from paceline.exchange.job import DenseTable, Job
-from paceline.exchange.server.entry import Coded, Entry
+from paceline.exchange.messages import Kind
+from paceline.exchange.server.copies import copy_of
+from paceline.exchange.server.entry import Coded, Entry, forwarded
 from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.server.outlet import Outlet
+from paceline.exchange.server.peer import Peer
 from paceline.exchange.server.requests import Broken, Refused
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Applied
 from paceline.exchange.view import Address, Move, Turn, View
+from paceline.exchange.wire.frame import Frame
 
 JOB = Job((DenseTable("w", (4,)),), shards=1)
 SERVERS = {1: Address(), 2: Address(), 3: Address()}
@@ -71,13 +75,13 @@ class Server:
     def __init__(self, number: int) -> None:
         self.ways: list[Way] = []
         self.synced: list[Move | Turn] = []
-        self.full = False
+        self.full, self.doubts = False, 0
         self.keeper = Keeper(
             JOB,
             number,
             outlet=self._outlet,
             synced=self.synced.append,
-            trusted=lambda: True,
+            trusted=self._trusted,
             applied=self._applied,
         )
 
@@ -88,6 +92,10 @@ class Server:
     def _applied(self, *told: object) -> None:
         if self.full:
             raise ExchangeError("the disk is full")
+
+    def _trusted(self) -> bool:
+        self.doubts -= 1
+        return self.doubts < 0
 
     def push(self, task: int) -> Ear:
         ear, given = Ear(), entry(0, task)
@@ -149,6 +157,40 @@ def test_an_acknowledgement_of_an_earlier_move_is_none_of_this_one() -> None:
     assert not source.synced
     source.keeper.acknowledged(2, 4, [(0, 2)])
     assert source.synced == [again]
+
+
+class Arriving:
+    """A connection over which frames come that were sent before."""
+
+    sent_bytes = received_bytes = 0
+
+    def __init__(self, *frames: Frame) -> None:
+        self.frames = list(frames)
+
+    def receive(self, place: object) -> Frame:
+        if not self.frames:
+            raise ConnectionLost("that was all")
+        return self.frames.pop(0)
+
+    def send(self, frame: Frame) -> None:
+        """Nobody listens."""
+
+    def close(self) -> None:
+        self.frames.clear()
+
+
+@pytest.mark.parametrize("doubts", [0, 1])
+def test_a_copy_of_the_epoch_before_is_taken_or_asked_for_again(doubts: int) -> None:
+    """A server that was stopped does not take it yet; its source is to send it again, though the epoch is over."""
+    target, failures = Server(2), list[BaseException]()
+    target.keeper.adopt(View(3, SERVERS, ((1,),), (MOVE,)), {})
+    target.doubts = doubts
+    handed = forwarded([entry(6, 5)], 3)
+    handed.kind = Kind.FORWARD
+    connection = Arriving(copy_of(shard(5), MOVE, 2), handed)
+    Peer(connection, target.keeper, dict, failures.append).run()
+    assert not failures
+    assert [replica.shard.position for replica in target.keeper.replicas.values()] == ([] if doubts else [6])
 
 
 def test_nothing_is_sent_on_to_who_is_no_successor_any_more() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 from paceline.errors import ExchangeError
 from paceline.exchange.interface import Deal, Dealer, Order
+from paceline.exchange.shard.manifest import settle
 
 
 class ActionLog:
@@ -41,6 +42,8 @@ class ActionLog:
         self._durable = durable
         self._waits = False
         self._write({"worker": worker})
+        if durable:
+            settle(path.parent)
 
     def dealt(self, deal: Deal) -> None:
         """Write an order."""

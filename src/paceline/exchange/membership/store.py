@@ -84,6 +84,7 @@ class Journal:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         records, whole_bytes = self._read()
         os.ftruncate(self._file, whole_bytes)  # a line that was being written when the host went down
+        _sync_directory(self._directory)
         self._appended = len(records)
         return records
 

@@ -22,7 +22,7 @@ from paceline.exchange.server.outlet import Outlet
 from paceline.exchange.server.place import Place, places
 from paceline.exchange.server.reads import committed, shares_of, value_of
 from paceline.exchange.server.replica import Replica, Upstream, Waiting, check_newest
-from paceline.exchange.server.requests import Broken, Changed, Found, NotYet, Read, Refused
+from paceline.exchange.server.requests import Broken, Changed, Found, NotYet, Read, Refused, Unsure
 from paceline.exchange.server.told import Told
 from paceline.exchange.shard.log import Record
 from paceline.exchange.shard.shard import Shard
@@ -396,7 +396,7 @@ class Keeper:
     def _wait_for_view(self, epoch: int) -> None:
         self._viewed.wait_for(lambda: self.epoch >= epoch, _NEWER_VIEW_S)
         if not self._trusted():
-            raise Refused(self.epoch, f"server {self.server} was stopped, and does not know yet whether it was missed")
+            raise Unsure(self.epoch, f"server {self.server} was stopped, and does not know yet whether it was missed")
 
     def _mine(self, shard: int, allowed: Callable[[Place], bool], lack: str) -> Replica:
         replica = self.replicas.get(shard)

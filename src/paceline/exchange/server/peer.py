@@ -22,7 +22,7 @@ from paceline.exchange.server.copies import copied
 from paceline.exchange.server.entry import pushed, received, rows_pushed
 from paceline.exchange.server.keeper import Keeper
 from paceline.exchange.server.pending import PendingPush
-from paceline.exchange.server.requests import Broken, Changed, NotYet, Read, Refused
+from paceline.exchange.server.requests import Broken, Changed, NotYet, Read, Refused, Unsure
 from paceline.exchange.wire.frame import Connection, Frame, Meta
 
 _log = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class Peer:
         try:
             yield
         except Refused as refused:
-            if refused.epoch <= frame.epoch:
+            if refused.epoch <= frame.epoch or isinstance(refused, Unsure):  # a copy that goes on is not sent again
                 raise ConnectionLost(str(refused)) from None
 
     def _send_later(self, frame: Frame) -> None:

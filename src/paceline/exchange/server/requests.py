@@ -18,6 +18,10 @@ class Refused(Exception):
         self.epoch, self.shards = epoch, tuple(shards)
 
 
+class Unsure(Refused):
+    """This server does not know for the moment whether it is one. That says nothing of what it is asked."""
+
+
 class Broken(Exception):
     """This server cannot go on: what it holds is not what its log says. why: the log could not be written."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from paceline.errors import ExchangeError
+from paceline.exchange.shard.manifest import settle
 from paceline.exchange.shard.settling import Settling
 
 _HEADER: Final = struct.Struct("<16sq")
@@ -60,6 +61,7 @@ class UpdateLog:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            settle(path.parent)
         except OSError as error:
             raise self._failed(error) from error
         self._size = 0

@@ -42,6 +42,10 @@ class Manifest:
         write_json(
             directory / _NAME, {**asdict(self), "files": {str(shard): name for shard, name in self.files.items()}}
         )
+        try:
+            settle(directory.parent)  # whoever made the directory may have been killed before it did so
+        except OSError as error:
+            raise cannot_write(directory, error) from error
 
     @classmethod
     def read(cls, directory: Path) -> Self:
