@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Self, TypeAlias
 
 from paceline.errors import ExchangeError, nearest
+from paceline.exchange.rates import Rates
 
 
 class Mode(Enum):
@@ -162,8 +163,7 @@ class Job:
         notes_changes: shards note which rows are changed, for who carries changes to other servers.
         clip: largest global norm of the gradient of a step, where all tables are synchronous; None: any. See
             `shard.norms`.
-        rates: by clock, how many times a rule's `lr` the learning rate of its tasks' updates is; the last one stays.
-            None: `lr` itself. Numbers, so that all servers and replays have the same ones.
+        rates: by clock, how many times a rule's `lr` the learning rate of its tasks' updates is.
     """
 
     tables: tuple[Table, ...]
@@ -174,7 +174,7 @@ class Job:
     damp_stale: bool = False
     notes_changes: bool = False
     clip: float | None = None
-    rates: tuple[float, ...] = ()
+    rates: Rates = field(default_factory=Rates)
 
     def clock(self, task: int) -> int:
         """The clock of a task."""
@@ -182,7 +182,7 @@ class Job:
 
     def rate(self, clock: int) -> float:
         """How many times its `lr` a rule's learning rate is for updates of a clock."""
-        return self.rates[min(clock, len(self.rates) - 1)] if self.rates else 1.0
+        return self.rates.at(clock)
 
     def is_synchronous(self, table: int) -> bool:
         """Whether a table changes once a clock, by the mean of its pieces."""
@@ -200,7 +200,7 @@ class Job:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Read what `to_dict` wrote."""
-        return cls(**{**values, "tables": tuple(map(_table, values["tables"])), "rates": tuple(values["rates"])})
+        return cls(**{**values, "tables": tuple(map(_table, values["tables"])), "rates": Rates(**values["rates"])})
 
 
 def _table(values: Mapping[str, Any]) -> Table:

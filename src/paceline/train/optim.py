@@ -117,17 +117,32 @@ def build_schedule(
     Raises:
         RecipeError: there is no such schedule, or a setting is refused.
     """
-    options = dict(options or {})
+    factor = own_schedule(name, steps=steps, warmup=warmup, floor=floor, options=options)
+    if factor is not None:
+        return lr_scheduler.LambdaLR(optimizer, factor)
+    return _torch_schedule(optimizer, name, warmup, dict(options or {}))
+
+
+def own_schedule(
+    name: str, *, steps: int, warmup: int = 0, floor: float = 0.0, options: Mapping[str, Any] | None = None
+) -> Callable[[int], float] | None:
+    """Return what gives the factor on the peak rate for a step (from 0) of `constant`, `linear` or `cosine`.
+
+    See `build_schedule`; None: it is a class of `torch.optim.lr_scheduler`.
+
+    Raises:
+        RecipeError: a setting is refused.
+    """
     if not 0 <= warmup <= steps:
         raise RecipeError(f"warmup is {warmup} steps in a run of {steps}; it is from 0 to the length of the run.")
     if not 0 <= floor <= 1:
         raise RecipeError(f"the floor of the learning rate is {floor}; it is a fraction of the peak, from 0 to 1.")
-    if name in _SCHEDULES:
-        if options:
-            raise RecipeError(f"schedule '{name}' takes warmup and floor only, not {', '.join(options)}.")
-        decay = {"constant": lambda _: 1.0, "linear": lambda t: 1 - (1 - floor) * t, "cosine": _cosine(floor)}[name]
-        return lr_scheduler.LambdaLR(optimizer, lambda step: warmed_up(step, steps, warmup, decay))
-    return _torch_schedule(optimizer, name, warmup, options)
+    if name not in _SCHEDULES:
+        return None
+    if options:
+        raise RecipeError(f"schedule '{name}' takes warmup and floor only, not {', '.join(options)}.")
+    decay = {"constant": lambda _: 1.0, "linear": lambda t: 1 - (1 - floor) * t, "cosine": _cosine(floor)}[name]
+    return lambda step: warmed_up(step, steps, warmup, decay)
 
 
 def rates_of(optimizer: Optimizer, schedule: LRScheduler, steps: int) -> list[float]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from paceline.errors import ExchangeError, RecipeError
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Mode, Rule, SparseTable
+from paceline.exchange.rates import Rates
 from paceline.train.recipe import Recipe, load_recipe, to_yaml
 from paceline.train.servers.recipe.groups import global_job
 from paceline.train.servers.recipe.job import job_of, steps_of, terms_of
@@ -154,16 +155,17 @@ def test_terms_of_a_run(load: Load) -> None:
 
 
 def test_learning_rates_are_those_of_the_schedule(load: Load) -> None:
-    assert job_of(load(), Net(), 12).rates == ()
+    assert job_of(load(), Net(), 12).rates == Rates()
     scheduled = "schedule={name: cosine, warmup: 4, floor: 0.5}"
     job = job_of(load(scheduled, "optimizer.lr=0.5"), Net(), 12)
-    assert job.rates[:5] == (0.25, 0.5, 0.75, 1.0, 1.0)
-    assert (len(job.rates), job.rate(3), job.rate(11), job.rate(99)) == (12, 1.0, job.rates[11], job.rates[11])
+    numbers = job.rates.numbers
+    assert list(numbers[:5]) == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert (len(numbers), job.rate(3), job.rate(11), job.rate(99)) == (12, 1.0, numbers[11], numbers[11])
     assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
-    assert job_of(load(scheduled, "server.average_every=4"), Net(), 12).rates == ()  # they are of local steps
-    assert global_job(job, 2).rates == ()
+    assert job_of(load(scheduled, "server.average_every=4"), Net(), 12).rates == Rates()  # they are of local steps
+    assert global_job(job, 2).rates == Rates()
     stairs = job_of(load("schedule={name: StepLR, step_size: 5, gamma: 0.5}", "optimizer.lr=0.5"), Net(), 12).rates
-    assert stairs == (1.0,) * 5 + (0.5,) * 5 + (0.25,) * 2
+    assert list(stairs.numbers) == [1.0] * 5 + [0.5] * 5 + [0.25] * 2
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from paceline import Plan, parallelize
 from paceline.exchange.interface import Deal, Order
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
+from paceline.exchange.rates import Rates
 from paceline.plan import Mesh
 from paceline.train.data.source import ArraySource
 from paceline.train.optim import build_schedule, rates_of
@@ -192,7 +193,7 @@ def test_bsp_equals_serial(
     job = job_for(net(), "bsp", workers, rule)
     if scheduled:
         peak = torch.optim.SGD(net().parameters(), lr=1.0)
-        job = replace(job, rates=tuple(rates_of(peak, cosine(peak, steps), steps)))
+        job = replace(job, rates=Rates.of(rates_of(peak, cosine(peak, steps), steps)))
 
     def make() -> tuple[Replica, TaskSamples]:
         read = samples(workers)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from paceline.exchange.job import Consistency, Job, Mode, Rule
+from paceline.exchange.rates import Rates
 from paceline.exchange.terms import Terms
 from paceline.train.servers.recipe.section import ServerSection
 
@@ -38,7 +39,7 @@ def global_job(job: Job, groups: int) -> Job:
     """Return what global servers keep: what a group has moved is added, by its share. job: what workers train."""
     near = Consistency(Mode.SSP, 1)
     tables = tuple(replace(table, rule=_AVERAGED, consistency=near) for table in job.tables)
-    return replace(job, tables=tables, pieces=groups, damp_stale=False, notes_changes=True, clip=None, rates=())
+    return replace(job, tables=tables, pieces=groups, damp_stale=False, notes_changes=True, clip=None, rates=Rates())
 
 
 def group_terms(server: ServerSection, terms: Terms) -> Terms:

@@ -6,6 +6,7 @@ from torch import nn
 
 from paceline.errors import ExchangeError, nearest
 from paceline.exchange.job import DenseTable, Job, Rule, SparseTable, Table
+from paceline.exchange.rates import Rates
 from paceline.exchange.table.rules import RULES
 from paceline.exchange.terms import Terms
 from paceline.train.recipe import Recipe
@@ -49,7 +50,7 @@ def job_of(recipe: Recipe, module: nn.Module, steps: int) -> Job:
         seed=recipe.seed,
         damp_stale=server.damp_stale,
         clip=recipe.train.clip if applies_means(recipe) else None,
-        rates=factors_of(recipe, steps) if server.average_every is None else (),  # else it is the workers' own
+        rates=Rates.of(factors_of(recipe, steps) if server.average_every is None else ()),  # else the workers' own
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.errors import RecipeError
-from paceline.train.optim import build_optimizer, build_schedule, rates_of
+from paceline.train.optim import build_optimizer, build_schedule, own_schedule, rates_of
 from paceline.train.recipe import Recipe
 from paceline.train.servers.recipe.rules import ONLY_HERE
 
@@ -41,6 +41,11 @@ def factors_of(recipe: Recipe, steps: int) -> tuple[float, ...]:
 
 def _factors(recipe: Recipe, lr: float, steps: int) -> list[float]:
     schedule, section = recipe.schedule, recipe.optimizer
+    factor = own_schedule(
+        schedule.name, steps=steps, warmup=schedule.warmup, floor=schedule.floor, options=schedule.options
+    )
+    if factor is not None:  # a million steps of a scheduler take a minute
+        return list(map(factor, range(steps)))
     trifle = nn.Linear(1, 1)
     if section.name in ONLY_HERE:
         optimizer: torch.optim.Optimizer = torch.optim.SGD(trifle.parameters(), lr=lr)
