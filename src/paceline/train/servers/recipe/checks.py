@@ -99,8 +99,9 @@ def _check_rest(recipe: Recipe, server: ServerSection) -> None:
     rules = {recipe.optimizer.name, *(table.optimizer.name for table in server.tables.values() if table.optimizer)}
     if (schedule.name != "constant" or schedule.warmup) and "FTRL" in rules:
         raise complaint(
-            "the values of FTRL follow from its learning rate, which so cannot change while it trains: leave the "
-            "schedule constant without warmup, or choose another optimizer.",
+            "the values of FTRL follow from its learning rate, which so cannot change while it trains: all would jump, "
+            "those of rows without a gradient too. Its steps become smaller by themselves, by the gradients of each "
+            "element. Leave the schedule constant without warmup, or choose another optimizer.",
             "schedule.name",
         )
     pipeline = recipe.plan_section.pipeline.schedule
