@@ -30,12 +30,14 @@ def _stacks() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.mark.parametrize(("consistency", "seed"), [("asp", 1), ("ssp(2)", 2), ("bsp", 3)])
-def test_whatever_happens(consistency: str, seed: int) -> None:
-    if consistency.startswith("ssp") and "PACELINE_CHAOS_S" not in os.environ:
-        pytest.skip("asp and bsp are its ends; set PACELINE_CHAOS_S for it too")
+@pytest.mark.parametrize(
+    ("consistency", "seed", "clip"), [("asp", 1, None), ("ssp(2)", 2, None), ("bsp", 3, None), ("bsp", 4, 100.0)]
+)
+def test_whatever_happens(consistency: str, seed: int, clip: float | None) -> None:
+    if (consistency.startswith("ssp") or clip is not None) and "PACELINE_CHAOS_S" not in os.environ:
+        pytest.skip("asp and bsp are its ends; set PACELINE_CHAOS_S for this too")
     terms = Terms(int(SECONDS * TASKS_PER_S) // 2 * 2 + 40, servers=3, workers=1, lease_s=1.5, snapshot_every=100)
-    with cast(job(consistency, replication=2), terms) as play:
+    with cast(job(consistency, replication=2, clip=clip), terms) as play:
         script = Script(play, SECONDS, TASKS_PER_S, random.Random(seed))
         script.servers += [play.server() for _ in range(3)]
         script.workers += [play.worker(0.01) for _ in range(3)]

@@ -24,7 +24,7 @@ WEIGHT, BIAS, ROWS = 0, 1, 2
 KEYS = 500
 
 
-def job(consistency: str, *, shards: int = 6, pieces: int = 2, replication: int = 2) -> Job:
+def job(consistency: str, *, shards: int = 6, pieces: int = 2, replication: int = 2, clip: float | None = None) -> Job:
     """Two dense tables, one of them in several shards, and rows; three rules."""
     how = Consistency.parse(consistency)
     return Job(
@@ -37,6 +37,7 @@ def job(consistency: str, *, shards: int = 6, pieces: int = 2, replication: int 
         pieces=pieces,
         replication=replication,
         seed=3,
+        clip=clip,
     )
 
 

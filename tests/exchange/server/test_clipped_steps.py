@@ -32,7 +32,7 @@ CLIP = 2.0
 
 @pytest.fixture(autouse=True)
 def _stacks() -> Iterator[None]:
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(300, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 
@@ -154,11 +154,11 @@ def test_it_equals_serial_clipping_though_servers_die(workers: int, tmp_path: Pa
         with ThreadPoolExecutor(workers) as pool:
             running = [pool.submit(work, number) for number in range(workers)]
             for step in (2, 5, 8):
-                assert reached[step].wait(60), place.view
+                assert reached[step].wait(240), place.view
                 place.kill(max(place.servers))
                 place.add()
             for one in running:
-                one.result(60)
+                one.result(240)
         place.settle()
         found = read(reader, steps)
         for table, values in expected.items():
@@ -219,7 +219,7 @@ def test_two_who_close_the_same_step_agree(tmp_path: Path) -> None:
         barrier = threading.Barrier(2)
 
         def work(exchange: ServerExchange) -> float | None:
-            barrier.wait(20)
+            barrier.wait(240)
             return exchange.push([0], dense, {ROWS: Rows(keys, rows)}, weight_of(0))
 
         with ThreadPoolExecutor(2) as pool:
