@@ -211,6 +211,30 @@ def test_the_task_of_a_worker_that_died_before_it_closed_a_step_is_done_again_an
         other.close()
 
 
+def test_a_task_that_only_some_shards_got_is_done_again_from_what_all_of_them_had(tmp_path: Path) -> None:
+    """No shard has applied the step for which others lack a piece."""
+    with town(job(2), tmp_path, 2) as place:
+        one, dead, other = place.worker(1), dying(place, 2), place.worker(3)
+        begun = read(one, 0)
+        do(one, 0)
+        dense, keys, rows = gradient(1, read(dead, 0))
+        outgoing = dead._cutter.cut(dense, {ROWS: Rows(keys, rows)}, True)
+        push = Push(WORKERS + 2, 1, [1], weight_of(1), [1] * 6, outgoing)
+        push.pending = {0, 2, 4}
+        dead._errands.begin(push)
+        dead._errands.finish(push)
+        dead.close()
+        norm = do(other, 1)
+        expected, norms = serial(begun, 2, 1)
+        assert norm == pytest.approx(norms[0], rel=1e-12)
+        found = read(other, 1)
+        for table, values in expected.items():
+            torch.testing.assert_close(found[table], values, rtol=1e-12, atol=1e-12)
+        check_replicas(place, 2, 2)
+        one.close()
+        other.close()
+
+
 def test_two_who_close_the_same_step_agree(tmp_path: Path) -> None:
     with town(job(1), tmp_path, 2) as place:
         workers = [place.worker(number) for number in range(2)]
