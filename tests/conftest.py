@@ -5,6 +5,7 @@ Tensors of tests are small: a second thread would only wait, and take a core fro
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +13,12 @@ import pytest
 import torch
 
 import tests.properties  # noqa: F401 - chooses how they are tested
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let each test draw the same numbers, whichever ran before it in this process."""
+    torch.manual_seed(0)
+    random.seed(0)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,7 +16,7 @@ from paceline.placement.boxes import Box, Patch, patches
 from paceline.placement.pieces import take
 from paceline.placement.placements import PARTIAL, REPLICATE, Placement, Shape, Shard, divides, local_shape
 
-QUICK = settings(max_examples=100, derandomize=True, database=None)
+QUICK = settings(max_examples=100)
 
 
 @st.composite

@@ -21,7 +21,7 @@ from paceline.placement.placements import (
     parse_placement,
 )
 
-QUICK = settings(max_examples=100, derandomize=True, database=None)
+QUICK = settings(max_examples=100)
 shapes = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12]), min_size=1, max_size=3).map(tuple)
 placements: st.SearchStrategy[Placement] = st.one_of(
     st.just(REPLICATE), st.just(PARTIAL), st.builds(Shard, st.integers(0, 3), st.integers(1, 4))

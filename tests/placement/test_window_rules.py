@@ -18,7 +18,6 @@ aten = torch.ops.aten
 quick = settings(
     max_examples=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    derandomize=True,
     database=None,
 )
 parts_of = st.sampled_from([2, 3, 4])
