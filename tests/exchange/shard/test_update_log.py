@@ -66,6 +66,17 @@ def test_a_log_that_ends_in_zeros_lost_its_end(tmp_path: Path) -> None:
     assert read_log(path) == [_record(1), _record(2)]
 
 
+@pytest.mark.parametrize("content", [b"", b"\0" * 30])
+def test_a_server_that_was_killed_before_it_wrote_anything_has_applied_nothing(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    assert read_log(path) == []
+    log = UpdateLog(path, 3)
+    log.append([_record(1)])
+    log.close()
+    assert read_log(path) == [_record(1)]
+
+
 def test_damage_in_the_middle_is_said(tmp_path: Path) -> None:
     path = _written(tmp_path / "a", _record(1), _record(2), _record(3))
     content = bytearray(path.read_bytes())

@@ -86,7 +86,8 @@ class Rerun:
         marks = {shard: int(state.meta["position"]) for shard, state in stops.items()}
         self._wanted = stops if follows is None else _beginning(follows)
         records = read_updates(sorted(directory.root.glob("updates/server-*.log")), after, marks if at_end else None)
-        actions = [read_actions(path) for path in sorted(directory.root.glob("actions/worker-*.jsonl"))]
+        paths = sorted(directory.root.glob("actions/worker-*.jsonl"))
+        actions = [read_actions(path) for path in paths if path.stat().st_size]  # else it was killed as it began
         self.workers = len(actions)
         self.updates = sum(marks[shard] - after[shard] for shard in marks)
         self.replay = Replay(job, shards, records, actions, marks, compression, others)

@@ -66,10 +66,11 @@ class UpdateLog:
             raise self._failed(error) from error
         self._size = 0
         self._settling = Settling(self._file, lambda: self._size)
-        if os.fstat(self._file).st_size < _HEADER.size:
+        content = path.read_bytes()
+        if len(content) < _HEADER.size or not any(content):
+            os.ftruncate(self._file, 0)
             self._write(_HEADER.pack(_MAGIC, server))
             return
-        content = path.read_bytes()
         self._size = _HEADER.size + sum(len(_bytes(record)) for record in _records(path, content))
         os.ftruncate(self._file, self._size)
 
@@ -204,6 +205,8 @@ def _bytes(record: Record) -> bytes:
 
 def _records(path: Path, content: bytes) -> Iterator[Record]:
     """Read records up to the end, or to where the last one breaks off."""
+    if not any(content):  # its server was killed, or lost its power, before it wrote anything
+        return
     if len(content) < _HEADER.size or _HEADER.unpack_from(content)[0] != _MAGIC:
         raise ExchangeError(f"{path} is no log of updates; it does not begin like one.")
     at = _HEADER.size
