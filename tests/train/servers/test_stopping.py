@@ -133,6 +133,18 @@ def test_a_worker_that_is_told_twice_to_leave_ends_and_nothing_is_wrong(monkeypa
     assert codes == [0]
 
 
+def test_the_last_figures_are_of_all_and_rates_are_those_of_work() -> None:
+    before = Status(
+        figures={"server-1": {"updates": 8, "updates_per_s": 4.0}, "worker-2": {}, "worker-3": {"pushes": 3}}
+    )
+    end = Status(figures={"server-1": {"updates": 9, "updates_per_s": 0.0}}, left={"worker-2": {"pushes_per_s": 1.0}})
+    assert before.last_figures(end) == {
+        "server-1": {"updates": 9, "updates_per_s": 4.0},
+        "worker-2": {"pushes_per_s": 1.0},
+        "worker-3": {"pushes": 3},
+    }
+
+
 def test_what_a_coordinator_says_of_its_job() -> None:
     member = {"role": "worker", "id": 3, "leaving": False, "figures": {"pushes": 5}}
     values: dict[str, Any] = {
@@ -148,6 +160,6 @@ def test_what_a_coordinator_says_of_its_job() -> None:
     status = Status.of(values, Terms(9))
     assert (status.begun, status.snapshots, status.saving) == (True, (5,), 6)
     assert list(status.figures) == ["worker-3", "worker-4"]
-    assert status.last_figures == {"worker-2": {"pushes": 5}, "worker-3": {"pushes": 5}, "worker-4": {}}
+    assert status.left == {"worker-2": {"pushes": 5}, "worker-3": {"pushes": 4}}
     none = {**values, "view": {"chains": []}, "tasks": {"done": 4}, "saving": None}
     assert not Status.of(none, Terms(9, first_task=4)).begun and Status.of(none, Terms(9)).begun

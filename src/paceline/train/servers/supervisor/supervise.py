@@ -166,7 +166,7 @@ class _Run:
             with self._warned():
                 if ended is not None and saved:
                     progress.checkpoint(CheckpointReport(report.step, clusters.main.directory.snapshots, 0.0))
-                figures = {**status.last_figures, **clusters.status().last_figures}
+                figures = status.last_figures(clusters.status())
                 if figures:
                     progress.members(MembersReport(report.step, figures))
                 progress.end(report)

@@ -51,10 +51,20 @@ class Status:
             saving=None if saving is None else saving["number"],
         )
 
-    @property
-    def last_figures(self) -> Figures:
-        """Figures of all who are there, or were until now: what is told at the end."""
-        return {**self.left, **self.figures}
+    def last_figures(self, end: Status) -> Figures:
+        """Return what is told at the end: figures of all who are there then, or were until now.
+
+        Args:
+            end: how the job was then; rates are those of before, as nobody works any more.
+        """
+        before = {**self.left, **self.figures}
+        rates = {
+            name: {key: value for key, value in values.items() if key.endswith("_per_s")}
+            for name, values in before.items()
+        }
+        return {
+            name: {**values, **rates.get(name, {})} for name, values in (before | {**end.left, **end.figures}).items()
+        }
 
 
 def _by_name(members: Iterable[Mapping[str, Any]]) -> Figures:
