@@ -266,6 +266,9 @@ def test_what_another_part_went_on_with_is_compared_with_what_came_out_before(
 
     begins(forgets=False)
     assert replay(one_run, work, follows=after).difference is None
+    after.write(replace(given, terms=replace(given.terms, restored=1, first_task=TASKS)))
+    at_its_end = replay(after, work)
+    assert (at_its_end.snapshot, at_its_end.updates, at_its_end.difference) == (1, 0, None)
     begins(forgets=True)
     found = str(replay(one_run, work, follows=after).difference)
     assert found.startswith("shard 0 at position 14: mean of weight, element ") and "is 0.0 in the snapshot" in found

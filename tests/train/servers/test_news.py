@@ -12,7 +12,8 @@ from paceline.train.servers.watch.news import News
 
 def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    news = News(path, "", lambda role, number, pid: f"{role}-{number}" if pid == 7 else None)
+    given_up: list[int] = []
+    news = News(path, "", lambda role, number, pid: f"{role}-{number}" if pid == 7 else None, given_up.append)
     assert list(news.new()) == []
 
     def write(*events: dict[str, Any], end: str = "\n") -> None:
@@ -34,7 +35,7 @@ def test_who_came_and_went_is_told_as_it_is_written(tmp_path: Path) -> None:
     write({"event": "view", "time": 3.0, "moves": []}, gone, end="")
     assert list(news.new()) == ["3 shards were copied in 2.0 s"]  # the other line is not whole yet
     write(end="\n")
-    assert list(news.new()) == ["worker 2 is gone: it died"]
+    assert list(news.new()) == ["worker 2 is gone: it died"] and given_up == [2]
     write({"event": "left", "role": "worker", "id": 5}, end="")
     with path.open("r+b") as file:  # the disk was full, and then was not
         file.truncate(path.stat().st_size - 9)

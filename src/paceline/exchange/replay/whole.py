@@ -142,7 +142,9 @@ def has_snapshot(directory: Directory) -> bool:
 
 
 def _newest(directory: Directory, terms: Terms) -> int:
-    """Return the snapshot to compare with."""
+    """Return the snapshot to compare with; that which the job began with where it was at its end then."""
+    if terms.first_task >= terms.tasks:
+        return terms.restored
     later = [number for number in whole_snapshots(directory.snapshots) if number > terms.restored]
     if not later:
         raise ExchangeError(

@@ -81,7 +81,8 @@ class Cluster:
         self._replace = replace
         self._server = server
         group = f"group {label.removeprefix('-')}: " if label else ""
-        self._news = News(directory.events, group, self._joined)
+        self._news = News(directory.events, group, self._joined, self._gone)
+        self._pids: dict[int, int] = {}  # of members, by number
         self._servers: dict[str, Child] = {}
         self._leaving: set[str] = set()
         self._heirs: dict[str, str] = {}  # of servers that died
@@ -152,7 +153,16 @@ class Cluster:
             raise RankFailed(f"{child.name} ended with exit code {code}. The end of its log:\n{tail}")
 
     def _joined(self, role: str, number: int, pid: int) -> str | None:
+        self._pids[number] = pid
         return self._children.joined(pid, f"{role}{self.label}-{number}")
+
+    def _gone(self, number: int) -> None:
+        """End a bridge that the global job gave up but that is there: it hangs, and others wait for its meetings."""
+        pid = self._pids.pop(number, None)
+        for child in self._children.named("bridge"):
+            if child.pid == pid and child.code is None and not self.label:  # a group's job it leaves before it ends
+                log.warning("%s is not heard of any more, and is ended", child.name)
+                child.send(signal.SIGKILL)
 
     def news(self) -> Iterator[str]:
         """Yield what happened since the last time, in words."""

@@ -19,12 +19,19 @@ class News:
         group: in front of each line, where there are groups.
         joined: is told role, number and process of who joined here, rather than on another host; returns the name of
             its log if it was started by this process.
+        gone: is told the number of who was given up.
     """
 
-    def __init__(self, path: Path, group: str, joined: Callable[[str, int, int], str | None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        group: str,
+        joined: Callable[[str, int, int], str | None],
+        gone: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._path = path
         self._group = group
-        self._joined = joined
+        self._joined, self._gone = joined, gone
         self._at = 0
         self._over = False
         self._copies: set[tuple[int, ...]] = set()
@@ -54,6 +61,7 @@ class News:
                 log = self._joined(event["role"], event["id"], event["pid"]) if here.visible or not here.where else None
                 return f"{event['role']} {event['id']} joined" + (f" (its log: {log}.log)" if log else "")
             case "gone":
+                self._gone(event["id"])
                 return f"{event['role']} {event['id']} is gone: {event['why']}"
             case "left":
                 return f"{event['role']} {event['id']} left"
