@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from paceline.exchange.job import Job
 
@@ -145,6 +145,7 @@ class Arrivals(Protocol):
         ...
 
 
+@runtime_checkable
 class Fetching(Exchange, Protocol):
     """An exchange that also reads while its worker computes."""
 

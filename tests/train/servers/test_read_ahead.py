@@ -169,6 +169,9 @@ class Told(InMemory):
     def pull_together(self, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted) -> None:
         self._read_all("read", tables, out, clock, rows)
 
+    def pull_in_order(self, tables: Sequence[int], out: Sequence[Tensor], clock: int) -> Arrivals:
+        raise AssertionError("toys compute once they have all that they need")
+
     def _read_all(self, how: str, tables: Sequence[int], out: Sequence[Tensor], clock: int, rows: RowsWanted) -> None:
         self.events.append((how, clock, [*tables, *rows]))
         if tables:

@@ -125,7 +125,7 @@ class Link:
                     self._closed.wait(_STRANGE_S)
                     continue
                 self._serve(connection)
-        except Exception as error:
+        except Exception as error:  # of a thread: told to whoever runs the server
             self._failed(error)
 
     def _serve(self, connection: Connection) -> None:
@@ -206,7 +206,7 @@ class Link:
             pass
         except Broken as broken:
             self._failed(broken.why)
-        except Exception as error:
+        except Exception as error:  # of a thread: told to whoever runs the server
             self._failed(error)
         finally:
             with self._keeper.lock:

@@ -74,7 +74,7 @@ class Peer:
             self._failed(broken.why)
         except ExchangeError as error:
             _log.warning("%s is cut off: %s", self.name, error)
-        except Exception as error:
+        except Exception as error:  # of a thread: told to whoever runs the server
             self._failed(error)
         finally:
             self._later.put(None)

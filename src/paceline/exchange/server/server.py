@@ -146,7 +146,7 @@ class Server:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:
+        except Exception as error:  # of a thread: told to whoever runs the server
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

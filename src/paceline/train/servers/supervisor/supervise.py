@@ -65,7 +65,7 @@ def supervise(recipe: Recipe, out: Path, resume: bool = False, nursery: Nursery 
     with run.logging_to(log_of(run, "supervisor")) as log, _aloud(log, console):
         try:
             report = _Run(recipe, run, Speaker(console, log), nursery).train(resume)
-        except Exception as error:
+        except Exception as error:  # also to the log, which outlives the terminal
             log.error("ended by %s: %s", type(error).__name__, error)
             raise
     if report.signal is not None:

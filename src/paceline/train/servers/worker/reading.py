@@ -9,7 +9,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from paceline.exchange.interface import Arrivals, Exchange, Pending, RowsWanted
+from paceline.exchange.interface import Arrivals, Exchange, Fetching, Pending, RowsWanted
 from paceline.exchange.job import Job, SparseTable
 from paceline.train.servers.worker.computer import Computed, Computer, Prepared
 from paceline.train.servers.worker.local import Local
@@ -52,6 +52,7 @@ class Reader:
 
     def __init__(self, exchange: Exchange, computer: Computer, ahead: ReadAhead) -> None:
         self._exchange, self._computer = exchange, computer
+        self._fetching = exchange if isinstance(exchange, Fetching) else None
         self._job = job = exchange.job
         self._every = job.tables[0].consistency.fetch_every  # the same for all tables
         self._local = Local(job, computer.sparse) if self._every > 1 else None
@@ -68,8 +69,7 @@ class Reader:
 
     def begin(self, prepared: Prepared, clock: int) -> Early | None:
         """Begin to read for the next task; None where nothing may be read yet. Another thread may compute meanwhile."""
-        fetch = getattr(self._exchange, "fetch", None)
-        if fetch is None:
+        if self._fetching is None:
             return None
         rooms = self._rooms()
         dense = {table: self._spare_for(table, rooms[table]) for table in self._early_dense} if self._due else {}
@@ -79,7 +79,7 @@ class Reader:
         rows = self._rooms_for(keys)
         if not dense and not rows:
             return None
-        return Early(fetch(list(dense), list(dense.values()), clock, rows), dense, rows)
+        return Early(self._fetching.fetch(list(dense), list(dense.values()), clock, rows), dense, rows)
 
     def read(self, prepared: Prepared, early: Early | None, clock: int, *, afresh: bool) -> Arrivals | None:
         """Read what a task needs, and begin with it.
@@ -129,9 +129,8 @@ class Reader:
             return
         of_dense = self._rooms()
         rooms = [of_dense[table] for table in dense]
-        together = getattr(self._exchange, "pull_together", None)
-        if together is not None:
-            together(dense, rooms, clock, rows)
+        if self._fetching is not None:
+            self._fetching.pull_together(dense, rooms, clock, rows)
             return
         if dense:
             self._exchange.pull(dense, rooms, clock)
@@ -184,12 +183,10 @@ class Reader:
     def _in_order(self, dense: Sequence[int], clock: int) -> Arrivals | None:
         """Begin to read dense tables in the order of their use, if they may come while it computes."""
         computer, order = self._computer, self._computer.order()
-        begin = getattr(self._exchange, "pull_in_order", None)
-        if not dense or not computer.overlaps or order is None or begin is None:
+        if not dense or not computer.overlaps or order is None or self._fetching is None:
             return None
         rooms = self._rooms()
-        arrivals: Arrivals = begin(order, [rooms[table] for table in order], clock)
-        return arrivals
+        return self._fetching.pull_in_order(order, [rooms[table] for table in order], clock)
 
 
 def _may_be_early(job: Job, table: int, ahead: ReadAhead) -> bool:
