@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.placement.rules import rule_of
-from tests.placement.instances import rand
+from tests.placement.drawn import rand
 from tests.placement.oracle import faults, instance, strategies_of
 
 aten = torch.ops.aten

@@ -21,7 +21,8 @@ from paceline.placement.rules.rule import is_pointwise, registered, unchanged
 from paceline.placement.strategies import strategies
 from paceline.placement.windows import window, window_sum
 from tests.placement.captured import HUGGING_FACE, MODELS, calls_of
-from tests.placement.instances import bools, ints, others, rand
+from tests.placement.drawn import bools, ints, rand
+from tests.placement.instances import others
 from tests.placement.oracle import Instance, faults, instance, splits, strategies_of
 
 aten = torch.ops.aten

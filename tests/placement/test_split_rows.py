@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.placement.placements import MAXIMUM, PARTIAL, Shard
 from paceline.placement.rules import rule_of
 from paceline.program import indices, softmax  # noqa: F401  (registers the operators)
-from tests.placement.instances import ints, rand
+from tests.placement.drawn import ints, rand
 from tests.placement.oracle import faults, instance, strategies_of
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.placement.rules import AxisRule, MapRule, rule_of
-from tests.placement.instances import ints, rand
+from tests.placement.drawn import ints, rand
 from tests.placement.oracle import faults, instance, strategies_of
 
 aten = torch.ops.aten

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.program.capture import batch_leaves, capture
 from paceline.program.program import Input, InputRole, Output, OutputRole, Program
-from tests.program.stepping import assert_close, capture_as_eager, run_eagerly, run_program
+from tests.program.stepping import capture_as_eager, run_program
 
 DOUBLE = torch.float64
 
@@ -378,29 +377,3 @@ def test_parameters_have_their_own_names_in_order() -> None:
     assert names(program, InputRole.PARAMETER) == [name for name, _ in module.named_parameters()]
     assert program.outputs[:2] == (Output(OutputRole.LOSS, "loss"), Output(OutputRole.WEIGHT, "loss"))
     assert program.inputs[-1] == Input(InputRole.TANGENT, "loss")
-
-
-class Mixed(nn.Module):
-    def __init__(self, inside: bool) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
-        self.inside = inside
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16) if self.inside else contextlib.nullcontext():
-            y = self.layers(x)
-        return F.mse_loss(y.float(), x)
-
-
-@pytest.mark.parametrize("inside", [True, False], ids=["in the module", "around it"])
-def test_autocast(inside: bool) -> None:
-    module = Mixed(inside)
-    batch = (x().float(),)
-    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
-        expected = run_eagerly(module, batch)
-    program = capture(module, batch, autocast=None if inside else torch.bfloat16)
-    matmuls = [n for n in program.graph.nodes if n.target is torch.ops.aten.addmm.default]
-    assert [n.meta["val"].dtype for n in matmuls] == [torch.bfloat16] * 2
-    found = run_program(program, module, batch)
-    assert_close(found, expected, tolerance=1e-6)
-    assert {g.dtype for g in found.gradients.values()} == {torch.float32}
