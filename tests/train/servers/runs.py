@@ -67,7 +67,7 @@ class Run:
         return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
 
     def members(self) -> dict[str, list[int]]:
-        """Process numbers by role, once the coordinator answers."""
+        """Process numbers by role, those first that were started first, once the coordinator answers."""
         found: dict[str, list[int]] = {"server": [], "worker": []}
 
         def asked() -> bool:
@@ -78,7 +78,7 @@ class Run:
                     there = observer.status()["members"]
                 finally:
                     observer.close()
-                for member in there:
+                for member in sorted(there, key=lambda member: started_at(member["pid"])):
                     found[member["role"]].append(member["pid"])
                 return True
             return False
@@ -96,6 +96,13 @@ class Run:
     def steps(self) -> int:
         file = self.out / "metrics.jsonl"
         return len(read_metrics(file)) if file.exists() else 0
+
+
+def started_at(pid: int) -> tuple[float, int]:
+    """When a process was started; numbers alone do not tell, as they begin anew at their end."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).create_time(), pid
+    return 0.0, pid
 
 
 @contextmanager

@@ -82,16 +82,17 @@ def test_a_worker_that_dies_with_the_server_beside_it_is_replaced_with_one(tmp_p
             there = run.members()
             return all(len(pids) == 2 and gone.get(role) not in pids for role, pids in there.items())
 
-        gone = {role: min(pids) for role, pids in run.members().items()}  # started one after the other
+        run.until(lambda: replaced({}))
+        gone = {role: pids[0] for role, pids in run.members().items()}  # started together
         for role in ("worker", "server"):
             os.kill(gone[role], signal.SIGKILL)
         run.until(lambda: replaced(gone))
-        worker = max(run.members()["worker"])
-        gone = {"server": max(run.members()["server"])}  # beside it, which lives on, and has another now
+        worker = run.members()["worker"][-1]
+        gone = {"server": run.members()["server"][-1]}  # beside it, which lives on, and has another now
         os.kill(gone["server"], signal.SIGKILL)
         run.until(lambda: replaced(gone))
         os.kill(worker, signal.SIGKILL)
-        gone = {"worker": worker, "server": max(run.members()["server"])}  # that other one leaves with it
+        gone = {"worker": worker, "server": run.members()["server"][-1]}  # that other one leaves with it
         run.until(lambda: replaced(gone))
         done = run.steps()
         run.until(lambda: run.steps() >= done + 3)
