@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import ExchangeError
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
+from paceline.exchange.rates import Rates
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.shard.together import RowPush, RowsOfShards, apply_together, read_together
 from paceline.exchange.table.route import route
@@ -27,7 +28,7 @@ def two_tables(first: str = "asp", second: str = "ssp(1)", dense: str = "") -> J
         for name, how in (("one", first), ("two", second))
     )
     more = (DenseTable("bias", (4,), consistency=Consistency.parse(dense)),) if dense else ()
-    return Job(rows + more, shards=SHARDS, pieces=2, seed=3, rates=(1.0, 0.5, 0.25))
+    return Job(rows + more, shards=SHARDS, pieces=2, seed=3, rates=Rates.of((1.0, 0.5, 0.25)))
 
 
 def rows_of(table: int, keys: torch.Tensor, draw: torch.Generator) -> RowsOfShards:

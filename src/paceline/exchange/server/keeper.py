@@ -19,6 +19,7 @@ from paceline.errors import ExchangeError
 from paceline.exchange.job import Job
 from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.outlet import Outlet
+from paceline.exchange.server.outlets import Outlets
 from paceline.exchange.server.place import Place, places
 from paceline.exchange.server.reads import committed, shares_of, value_of
 from paceline.exchange.server.replica import Replica, Upstream, Waiting, check_newest
@@ -73,9 +74,9 @@ class Keeper:
         self.lock: Final = threading.Lock()
         self.replicas: dict[int, Replica] = {}
         self.view = View()
-        self._outlet, self._synced, self._trusted, self._applied = outlet, synced, trusted, applied
+        self._synced, self._trusted, self._applied = synced, trusted, applied
         self._settled = settled
-        self._outlets: dict[tuple[int, bool], Outlet] = {}
+        self._outlets = Outlets(lambda server, address, copying: outlet(self, server, address, copying))
         self._hurried = self._closed = False
         self._viewed = threading.Condition(self.lock)
         self._changed = threading.Condition(self.lock)
@@ -94,12 +95,12 @@ class Keeper:
     @property
     def outlets(self) -> list[Outlet]:
         """To successors; under the lock."""
-        return list(self._outlets.values())
+        return self._outlets.all
 
     @property
     def hands_on(self) -> bool:
         """Whether updates must outlive the message that they come in."""
-        return bool(self._outlets)
+        return bool(self._outlets.all)
 
     def push(self, epoch: int, entries: Sequence[Entry], updates: Sequence[Update], waiting: Waiting) -> None:
         """Apply a push to its shards, whose master this server is: to all of them or none.
@@ -120,8 +121,10 @@ class Keeper:
                 self._settle(replica, told)
                 replica.wait(applied, waiting)
 
-    def push_rows(self, epoch: int, push: RowPush, waiting: Waiting) -> bool:
-        """Do as `push` with a simple one, if nobody has to be handed it; returns whether it was done.
+    def push_rows(self, epoch: int, push: RowPush, entries: Sequence[Entry], waiting: Waiting) -> bool:
+        """Do as `push` with a simple one; returns whether it was done.
+
+        entries: the same, in the order of its reads, for whom it is handed to; may be none where it is for nobody.
 
         Raises:
             Refused: as `push`.
@@ -129,7 +132,7 @@ class Keeper:
         with self._telling() as told:
             self._enter(epoch)
             replicas = [self._mine(shard, _is_master, _NO_MASTER) for shard in push.reads]
-            if any([replica.place.successor is not None for replica in replicas]):
+            if not entries and any([replica.place.successor is not None for replica in replicas]):
                 return False
             done = apply_together({replica.shard.number: replica.shard for replica in replicas}, push)
             if done is None:
@@ -141,6 +144,9 @@ class Keeper:
                     for shard, (position, staleness, _) in zip(reads, done, strict=True)
                 ]
             )
+            for replica, entry, applied in zip(replicas, entries, done, strict=False):
+                if replica.hands_on:
+                    self._outlets.hand(replica, entry.kept(applied.position))
             for replica, applied in zip(replicas, done, strict=True):
                 self._settle(replica, told)
                 replica.wait(applied, waiting)
@@ -218,10 +224,7 @@ class Keeper:
 
     def reconnected(self, server: int, outlet: Outlet) -> None:
         """The way to a successor is open, maybe again: send all that it may not have got; under the lock."""
-        for replica in self.replicas.values():
-            if self._outlet_of(replica) is outlet and replica.copy_in_flight:
-                replica.restart_copy()
-        self._refill(outlet)
+        self._outlets.reconnected(outlet, self.replicas)
 
     def read(self, epoch: int, clock: int, reads: Sequence[Read], patience_s: float) -> Found:
         """Return what is asked for, all of one moment.
@@ -307,7 +310,7 @@ class Keeper:
                     replica.take(place)
             for shard, kept in loaded.items():
                 self.replicas[shard] = Replica(kept, wanted[shard])
-            unneeded = self._renew_outlets(view)
+            unneeded = self._outlets.renew(view, self.replicas)
             for replica in self.replicas.values():
                 self._settle(replica, told)
                 if replica.synced and replica.place.outgoing is not None:  # the coordinator may not have heard it
@@ -322,14 +325,14 @@ class Keeper:
         with self.lock:
             self._closed = True
             self._drop_all()
-            outlets, self._outlets = list(self._outlets.values()), {}
+            outlets = self._outlets.taken()
             self._changed.notify_all()
         for outlet in outlets:
             outlet.close()
 
     def _drop_all(self) -> None:
         """Have no shards any more, nor anything to hand on."""
-        for outlet in self._outlets.values():
+        for outlet in self._outlets.all:
             outlet.clear()
         for replica in self.replicas.values():
             replica.drop()
@@ -355,37 +358,6 @@ class Keeper:
             left = 0.0 if self._hurried else until - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 raise NotYet(sorted({task for table, shard in early for task in shard.missing(table, clock)}))
-
-    def _renew_outlets(self, view: View) -> list[Outlet]:
-        """Have outlets to all successors, filled with what they have not acknowledged; return those not needed now."""
-        needed = {
-            (replica.place.successor, replica.place.outgoing is not None)
-            for replica in self.replicas.values()
-            if replica.place.successor is not None
-        }
-        unneeded = [self._outlets.pop(key) for key in list(self._outlets) if key not in needed]
-        for outlet in unneeded:  # nothing of the view before may be sent as of this one
-            outlet.clear()
-        for server, copying in sorted(needed - self._outlets.keys()):
-            self._outlets[server, copying] = self._outlet(self, server, view.servers[server], copying)
-        for outlet in self._outlets.values():
-            self._refill(outlet)
-        return unneeded
-
-    def _refill(self, outlet: Outlet) -> None:
-        """Put into an outlet all that its successor has not acknowledged, from the start."""
-        outlet.clear()
-        for shard, replica in sorted(self.replicas.items()):
-            if self._outlet_of(replica) is not outlet:
-                continue
-            if replica.needs_copy:
-                outlet.put(shard)
-            for entry in replica.outbox:
-                outlet.put(entry)
-
-    def _outlet_of(self, replica: Replica) -> Outlet | None:
-        place = replica.place
-        return None if place.successor is None else self._outlets.get((place.successor, place.outgoing is not None))
 
     def _enter(self, epoch: int) -> None:
         """Refuse what is of another epoch; what is of a later one waits for it."""
@@ -416,10 +388,7 @@ class Keeper:
             self._write_down([_record(self.epoch, entry, applied) for _, entry, applied in new])
         for replica, entry, _ in new:
             if replica.hands_on:
-                outlet = self._outlet_of(replica)
-                assert outlet is not None
-                replica.outbox.append(entry)
-                outlet.put(entry)
+                self._outlets.hand(replica, entry)
         return done
 
     def _write_down(self, records: Sequence[Record]) -> None:

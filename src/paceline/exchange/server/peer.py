@@ -177,7 +177,8 @@ class Peer:
         rows = rows_pushed(frame, keeper.job)
         if rows is not None:
             pending = PendingPush(frame.request, len(rows.reads), self._send_later)
-            if keeper.push_rows(frame.epoch, rows, pending):
+            entries = pushed(frame, keeper.job, borrowed=self._borrowed) if keeper.hands_on else []
+            if keeper.push_rows(frame.epoch, rows, entries, pending):
                 return pending.release()
         entries = pushed(frame, keeper.job, borrowed=self._borrowed)
         updates = [entry.update(keeper.job) for entry in entries]

@@ -72,14 +72,13 @@ class Clocks:
                 floor += 1
             else:
                 above.add(task)
-        while floor in above:
+        while above and floor in above:
             above.remove(floor)
             floor += 1
         self._floor = floor
-        if self.completed == before:
-            return
-        first = max(before, self.completed - self._kept)
-        self._reached.extend((clock, position) for clock in range(first + 1, self.completed + 1))
+        completed = self.completed
+        for clock in range(max(before, completed - self._kept) + 1, completed + 1):
+            self._reached.append((clock, position))
 
     def missing(self, clock: int) -> tuple[int, ...]:
         """Return tasks of clocks below `clock` that were not applied: the lowest ones.

@@ -23,13 +23,17 @@ class Sequences:
         """Return where a push was applied, `now` where that is not known any more; None: it was not."""
         if 0 < sequence <= self._floors.get(worker, 0):
             return now
-        return self._above.get(worker, {}).get(sequence)
+        above = self._above.get(worker)
+        return None if above is None else above.get(sequence)
 
     def add(self, worker: int, sequence: int, position: int) -> None:
         """Note a push as applied."""
+        floor = self._floors.get(worker, 0)
+        if sequence == floor + 1 and worker not in self._above:
+            self._floors[worker] = sequence
+            return
         above = self._above.pop(worker, {})
         above[sequence] = position
-        floor = self._floors.get(worker, 0)
         oldest = max(above) - OUTSTANDING
         if oldest > floor:
             floor = oldest
