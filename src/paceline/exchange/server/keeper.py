@@ -1,4 +1,4 @@
-"""All replicas of a server under one lock: what is pushed, handed on, acknowledged and read, in the epoch of one view.
+"""All replicas of a server under one lock: what is pushed, handed on and acknowledged, in the epoch of one view.
 
 The lock is held while updates are applied, logged and put into outboxes, so that they leave in the order in which they
 were applied, and while reads are taken, so that they are of one position. Nothing is sent under it.
@@ -6,42 +6,28 @@ were applied, and while reads are taken, so that they are of one position. Nothi
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import Final, TypeAlias, TypeVar
-
-from torch import Tensor
+from typing import Final, TypeVar
 
 from paceline.errors import ExchangeError
 from paceline.exchange.job import Job
+from paceline.exchange.server.answering import Answering
+from paceline.exchange.server.applying import Applying, Observer
 from paceline.exchange.server.entry import Entry
 from paceline.exchange.server.outlet import Outlet
 from paceline.exchange.server.outlets import Outlets
-from paceline.exchange.server.place import Place, places
-from paceline.exchange.server.reads import committed, shares_of, value_of
+from paceline.exchange.server.place import places
 from paceline.exchange.server.replica import Replica, Upstream, Waiting, check_newest
-from paceline.exchange.server.requests import Broken, Changed, Found, NotYet, Read, Refused, Unsure
+from paceline.exchange.server.requests import Broken, Refused
+from paceline.exchange.server.standing import Standing
 from paceline.exchange.server.told import Told
-from paceline.exchange.shard.log import Record
 from paceline.exchange.shard.shard import Shard
-from paceline.exchange.shard.together import RowPush, apply_together
-from paceline.exchange.updates import Applied, Update
+from paceline.exchange.shard.together import RowPush
+from paceline.exchange.updates import Update
 from paceline.exchange.view import Address, Move, Turn, View
 
 _T = TypeVar("_T")
-
-_NEWER_VIEW_S: Final = 2.0
-"""How long a request of a later epoch than this server's waits for its view."""
-
-_NO_TAIL: Final = "does not answer for"
-_NO_MASTER: Final = "is no master of"
-
-
-Observer: TypeAlias = Callable[[Sequence[Record]], None]
-"""Told of updates that were applied here, under the lock and before anybody can see them."""
 
 
 class Keeper:
@@ -54,8 +40,15 @@ class Keeper:
         synced: told of a move from here once its target has all, and of a turn of a head here once its successors
             have all; maybe more than once.
         trusted: whether this process may take itself for a member: it was not stopped for long.
-        applied: see `Observer`.
+        applied: see `applying.Observer`.
         settled: returns once what `applied` was told is kept; called before anybody else is told.
+
+    Attributes:
+        job: what is kept.
+        server: this server's id.
+        lock: of all that is here.
+        replicas: by shard; under the lock.
+        answering: answers reads.
     """
 
     def __init__(
@@ -71,20 +64,23 @@ class Keeper:
     ) -> None:
         self.job: Final = job
         self.server: Final = server
-        self.lock: Final = threading.Lock()
-        self.replicas: dict[int, Replica] = {}
-        self.view = View()
-        self._synced, self._trusted, self._applied = synced, trusted, applied
-        self._settled = settled
+        self._standing = Standing(server, trusted)
+        self.lock: Final = self._standing.lock
+        self.replicas: Final = self._standing.replicas
+        self.answering: Final = Answering(job, self._standing)
         self._outlets = Outlets(lambda server, address, copying: outlet(self, server, address, copying))
-        self._hurried = self._closed = False
-        self._viewed = threading.Condition(self.lock)
-        self._changed = threading.Condition(self.lock)
+        self._applying = Applying(self._standing, self._outlets, applied)
+        self._synced, self._settled = synced, settled
+
+    @property
+    def view(self) -> View:
+        """The one that this server goes by."""
+        return self._standing.view
 
     @property
     def epoch(self) -> int:
         """Of the view that this server goes by."""
-        return self.view.epoch
+        return self._standing.epoch
 
     @property
     def held(self) -> frozenset[int]:
@@ -112,11 +108,11 @@ class Keeper:
             ExchangeError: it does not fit a shard.
         """
         with self._telling() as told:
-            self._enter(epoch)
-            replicas = [self._mine(entry.shard, _is_master, _NO_MASTER) for entry in entries]
+            self._standing.enter(epoch)
+            replicas = [self._standing.master(entry.shard) for entry in entries]
             for replica, update in zip(replicas, updates, strict=True):
                 replica.shard.check(update)
-            done = self._apply([*zip(replicas, entries, updates, strict=True)])
+            done = self._applying.apply([*zip(replicas, entries, updates, strict=True)])
             for replica, applied in zip(replicas, done, strict=True):
                 self._settle(replica, told)
                 replica.wait(applied, waiting)
@@ -130,23 +126,13 @@ class Keeper:
             Refused: as `push`.
         """
         with self._telling() as told:
-            self._enter(epoch)
-            replicas = [self._mine(shard, _is_master, _NO_MASTER) for shard in push.reads]
+            self._standing.enter(epoch)
+            replicas = [self._standing.master(shard) for shard in push.reads]
             if not entries and any([replica.place.successor is not None for replica in replicas]):
                 return False
-            done = apply_together({replica.shard.number: replica.shard for replica in replicas}, push)
+            done = self._applying.apply_rows(replicas, push, entries)
             if done is None:
                 return False
-            worker, sequence, tasks, reads, _ = push
-            self._write_down(
-                [
-                    Record(epoch, shard, position, worker, sequence, staleness, tasks)
-                    for shard, (position, staleness, _) in zip(reads, done, strict=True)
-                ]
-            )
-            for replica, entry, applied in zip(replicas, entries, done, strict=False):
-                if replica.hands_on:
-                    self._outlets.hand(replica, entry.kept(applied.position))
             for replica, applied in zip(replicas, done, strict=True):
                 self._settle(replica, told)
                 replica.wait(applied, waiting)
@@ -161,7 +147,7 @@ class Keeper:
             ExchangeError: this server has another history than its predecessor. It must not go on.
         """
         with self._telling() as told:
-            self._enter(epoch)
+            self._standing.enter(epoch)
             shards = list(dict.fromkeys(entry.shard for entry in entries))
             lacking = [shard for shard in shards if shard not in self.replicas]
             if lacking:
@@ -175,7 +161,7 @@ class Keeper:
                 for entry, update in zip(entries, updates, strict=True)
                 if entry.position > self.replicas[entry.shard].shard.position
             ]
-            for (_, entry, _), applied in zip(fresh, self._apply(fresh), strict=True):
+            for (_, entry, _), applied in zip(fresh, self._applying.apply(fresh), strict=True):
                 if applied.repeated or applied.position != entry.position:
                     raise ExchangeError(
                         f"server {self.server} has another history of shard {entry.shard} than its predecessor: what "
@@ -196,7 +182,7 @@ class Keeper:
             ConnectionLost: it was copied here over a later connection; what this replica has since must not be lost.
         """
         with self._telling() as told:
-            self._wait_for_view(epoch)
+            self._standing.wait_for_view(epoch)
             place = places(self.view, self.server).get(shard.number)
             if place is None or place.incoming != move:
                 raise Refused(self.epoch, f"server {self.server} is not to have shard {shard.number} by {move}")
@@ -226,49 +212,6 @@ class Keeper:
         """The way to a successor is open, maybe again: send all that it may not have got; under the lock."""
         self._outlets.reconnected(outlet, self.replicas)
 
-    def read(self, epoch: int, clock: int, reads: Sequence[Read], patience_s: float) -> Found:
-        """Return what is asked for, all of one moment.
-
-        Raises:
-            Refused: it is of another epoch, or of shards that others answer for.
-            NotYet: the clocks did not allow it within `patience_s`.
-            ExchangeError: what is asked for is not what there is.
-        """
-        with self.lock:
-            tails = self._readable(epoch, clock, reads, time.monotonic() + patience_s)
-            values = [value_of(read, tails) for read in reads]
-            return self._found(epoch, tails, values)
-
-    def changed(self, epoch: int, wanted: Sequence[Changed], other_than: int) -> Found:
-        """Return keys of rows that were changed, for each that is wanted, all of one moment; see `Shard.changed`.
-
-        Raises:
-            Refused: it is of another epoch, or of shards that others answer for.
-            ExchangeError: nothing is noted of a table.
-        """
-        with self.lock:
-            self._enter(epoch)
-            tails = {one.shard: self._mine(one.shard, lambda place: place.tail, _NO_TAIL) for one in wanted}
-            keys = [tails[one.shard].shard.changed(one.table, one.since, other_than) for one in wanted]
-            return self._found(epoch, tails, keys)
-
-    def norms(self, epoch: int, clock: int, shards: Sequence[int]) -> Found:
-        """Return what shards know of the norm of a clock's gradient: see `reads.shares_of`. Refused as `changed` is."""
-        with self.lock:
-            self._enter(epoch)
-            tails = {shard: self._mine(shard, lambda place: place.tail, _NO_TAIL) for shard in shards}
-            return self._found(epoch, tails, shares_of(clock, list(tails.values())))
-
-    def _found(self, epoch: int, tails: Mapping[int, Replica], values: list[Tensor]) -> Found:
-        """Return what was read of replicas once that is committed."""
-        positions = {shard: replica.shard.position for shard, replica in tails.items()}
-        # Where a replica in the making counts already, nobody may see what it lacks: soon it may be all that stays.
-        self._changed.wait_for(lambda: epoch != self.epoch or committed(tails, positions), _NEWER_VIEW_S)
-        if committed(tails, positions):
-            return Found(positions, values)
-        self._enter(epoch)
-        raise NotYet(())
-
     def hurry(self, there: bool) -> None:
         """Let no read wait for its clocks, or let them again.
 
@@ -276,8 +219,8 @@ class Keeper:
             there: whether tasks wait for somebody to do them: whoever waits for those here may have to be the one.
         """
         with self.lock:
-            self._hurried = there
-            self._changed.notify_all()
+            self.answering.hurried = there
+            self._standing.changed.notify_all()
 
     def captured(self, shard: int, clock: int, epoch: int, capture: Callable[[Shard], _T]) -> _T | None:
         """Return what `capture` makes of a shard that has all tasks of clocks below `clock`, between two updates.
@@ -286,21 +229,21 @@ class Keeper:
         may still be on its way.
         """
         with self.lock:
-            self._changed.wait_for(lambda: self.epoch >= epoch or self._closed)
+            self._standing.changed.wait_for(lambda: self.epoch >= epoch or self._standing.closed)
             while True:
                 replica = self.replicas.get(shard)
                 if replica is None or not replica.place.tail:
                     return None
                 if replica.shard.completed >= clock:
                     return capture(replica.shard)
-                self._changed.wait()
+                self._standing.changed.wait()
 
     def adopt(self, view: View, loaded: Mapping[int, Shard]) -> None:
         """Go by a new view. loaded: the shards that this server is to hold from the start."""
         with self._telling() as told:
-            if view.epoch <= self.epoch or self._closed:
+            if view.epoch <= self.epoch or self._standing.closed:
                 return
-            self.view = view
+            self._standing.view = view
             wanted = places(view, self.server)
             for shard, replica in list(self.replicas.items()):
                 place = wanted.get(shard)
@@ -316,88 +259,20 @@ class Keeper:
                 if replica.synced and replica.place.outgoing is not None:  # the coordinator may not have heard it
                     told.synced.append(replica.place.outgoing)
                 told.turned(replica)
-            self._viewed.notify_all()
+            self._standing.viewed.notify_all()
         for outlet in unneeded:
             outlet.close()
 
     def close(self) -> None:
         """Serve no more."""
         with self.lock:
-            self._closed = True
-            self._drop_all()
+            self._standing.closed = True
+            self._outlets.clear()
+            self._standing.drop()
             outlets = self._outlets.taken()
-            self._changed.notify_all()
+            self._standing.changed.notify_all()
         for outlet in outlets:
             outlet.close()
-
-    def _drop_all(self) -> None:
-        """Have no shards any more, nor anything to hand on."""
-        for outlet in self._outlets.all:
-            outlet.clear()
-        for replica in self.replicas.values():
-            replica.drop()
-        self.replicas.clear()
-
-    def _readable(self, epoch: int, clock: int, reads: Sequence[Read], until: float) -> dict[int, Replica]:
-        """Wait until the clocks allow all of the reads; return the replicas that they are of."""
-        while True:
-            self._enter(epoch)
-            tails = {
-                shard: self._mine(shard, lambda place: place.tail, _NO_TAIL)
-                for shard in dict.fromkeys(chain.from_iterable(read.shards for read in reads))
-            }
-            early = [
-                (read.table, tails[shard].shard)
-                for read in reads
-                if self.job.tables[read.table].consistency.bound is not None
-                for shard in read.shards
-                if not tails[shard].shard.ready(read.table, clock)
-            ]
-            if not early:
-                return tails
-            left = 0.0 if self._hurried else until - time.monotonic()
-            if left <= 0 or not self._changed.wait(left):
-                raise NotYet(sorted({task for table, shard in early for task in shard.missing(table, clock)}))
-
-    def _enter(self, epoch: int) -> None:
-        """Refuse what is of another epoch; what is of a later one waits for it."""
-        self._wait_for_view(epoch)
-        if epoch != self.epoch:
-            raise Refused(self.epoch, f"server {self.server} is in epoch {self.epoch}, not {epoch}")
-
-    def _wait_for_view(self, epoch: int) -> None:
-        self._viewed.wait_for(lambda: self.epoch >= epoch, _NEWER_VIEW_S)
-        if not self._trusted():
-            raise Unsure(self.epoch, f"server {self.server} was stopped, and does not know yet whether it was missed")
-
-    def _mine(self, shard: int, allowed: Callable[[Place], bool], lack: str) -> Replica:
-        replica = self.replicas.get(shard)
-        if replica is None or not allowed(replica.place):
-            raise Refused(self.epoch, f"in epoch {self.epoch} server {self.server} {lack} shard {shard}", (shard,))
-        return replica
-
-    def _apply(self, updates: Sequence[tuple[Replica, Entry, Update]]) -> list[Applied]:
-        """Apply updates, write them down, and hand them on."""
-        done = [replica.shard.apply(update) for replica, _, update in updates]
-        new = [
-            (replica, entry.kept(applied.position) if replica.hands_on else entry, applied)
-            for (replica, entry, _), applied in zip(updates, done, strict=True)
-            if not applied.repeated
-        ]
-        if new:
-            self._write_down([_record(self.epoch, entry, applied) for _, entry, applied in new])
-        for replica, entry, _ in new:
-            if replica.hands_on:
-                self._outlets.hand(replica, entry)
-        return done
-
-    def _write_down(self, records: Sequence[Record]) -> None:
-        """Tell of updates that were applied; where that fails others take over, from what they have."""
-        try:
-            self._applied(records)
-        except ExchangeError as error:
-            self._drop_all()
-            raise Broken(error) from error
 
     def _settle(self, replica: Replica, told: Told) -> bool:
         if not replica.settle():
@@ -419,18 +294,10 @@ class Keeper:
                     yield told
                 finally:
                     told.epoch = self.epoch
-                    self._changed.notify_all()
+                    self._standing.changed.notify_all()
         finally:
             try:
                 self._settled()
             except ExchangeError as error:
                 raise Broken(error) from error
             told.say(self._synced)
-
-
-def _is_master(place: Place) -> bool:
-    return place.head and place.turn is None
-
-
-def _record(epoch: int, entry: Entry, applied: Applied) -> Record:
-    return Record(epoch, entry.shard, applied.position, entry.worker, entry.sequence, applied.staleness, entry.tasks)

@@ -26,6 +26,11 @@ class Outlets:
         """All that there are."""
         return list(self._held.values())
 
+    def clear(self) -> None:
+        """Have nothing to send any more."""
+        for outlet in self._held.values():
+            outlet.clear()
+
     def taken(self) -> list[Outlet]:
         """Return all that there are, and have none any more."""
         held, self._held = self.all, {}

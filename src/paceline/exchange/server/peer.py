@@ -139,7 +139,7 @@ class Peer:
             reads = [self._read(asked) for asked in columns(frame.numbers, frame.tensors)]
         except (ValueError, IndexError) as error:
             raise ExchangeError(f"a read of {self.name} cannot be understood: {error}") from error
-        found = self._keeper.read(frame.epoch, frame.clock, reads, _PATIENCE_S)
+        found = self._keeper.answering.read(frame.epoch, frame.clock, reads, _PATIENCE_S)
         positions = found.positions
         numbers = np.array([positions[shard] for read in reads for shard in read.shards], dtype=np.int64)
         return Frame(Kind.PULLED, request=frame.request, numbers=numbers, tensors=found.values)
@@ -164,12 +164,12 @@ class Peer:
         if len(frame.numbers) % 3:
             raise ExchangeError(f"a question of {self.name} for changes cannot be understood.")
         wanted = [Changed(*numbers) for numbers in frame.numbers.reshape(-1, 3).tolist()]
-        found = self._keeper.changed(frame.epoch, wanted, frame.worker)
+        found = self._keeper.answering.changed(frame.epoch, wanted, frame.worker)
         positions = np.array([found.positions[one.shard] for one in wanted], dtype=np.int64)
         return Frame(Kind.PULLED, request=frame.request, numbers=positions, tensors=found.values)
 
     def _norms(self, frame: Frame) -> Frame:
-        stages, values = self._keeper.norms(frame.epoch, frame.clock, frame.numbers.tolist()).values
+        stages, values = self._keeper.answering.norms(frame.epoch, frame.clock, frame.numbers.tolist()).values
         return Frame(Kind.PULLED, request=frame.request, numbers=stages.numpy(), tensors=[values])
 
     def _push(self, frame: Frame) -> Frame | None:
