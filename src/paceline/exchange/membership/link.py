@@ -80,7 +80,7 @@ class Link:
         secret: of the job.
         greeting: what to say first on each connection; its answer goes to `heard` too.
         heard: told of each message, also answers, before who asked has them; called by the link's own thread.
-        lost: told once, when there will be no coordinator any more, and why.
+        lost: told once, when none will be heard any more, and why.
     """
 
     def __init__(
@@ -182,10 +182,16 @@ class Link:
                 self._drop()
                 self._connect(PATIENCE_S)
             except ExchangeError as error:
-                if self._closed is None:
-                    self.close(str(error))
-                    self._lost(str(error))
+                self._give_up(str(error))
+            except Exception as error:  # of a thread: without it nobody would have an answer any more
+                _LOG.exception("what the coordinator said could not be taken")
+                self._give_up(f"what it said could not be taken: {error!r}.")
         self._drop()
+
+    def _give_up(self, why: str) -> None:
+        if self._closed is None:
+            self.close(why)
+            self._lost(why)
 
     def _drop(self) -> None:
         with self._lock:

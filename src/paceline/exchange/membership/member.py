@@ -333,7 +333,7 @@ class Member:
         self._link.close(why)
 
     def _lose(self, why: str) -> None:
-        self._fence(f"there is no coordinator: {why}")
+        self._fence(f"no coordinator is heard any more: {why}")
 
     def _call_all(self, callbacks: Sequence[Callable[[_T], None]], value: _T) -> None:
         for callback in callbacks:
@@ -343,8 +343,10 @@ class Member:
         while (call := self._calls.get()) is not None:
             try:
                 call()
-            except Exception:
+            except Exception as error:  # somebody may wait for what did not come of it, and hold tasks meanwhile
                 _LOG.exception("a function that was to be told failed")
+                if not self._fenced:
+                    self._fence(f"a function that was to be told of what it heard failed: {error!r}")
 
     def _beat(self) -> None:
         """Say that this process lives; notice when it was stopped for long."""
