@@ -39,6 +39,15 @@ def test_help_teaches(arguments: list[str], expected: list[str]) -> None:
     assert [word for word in expected if word not in result.output] == []
 
 
+@pytest.mark.parametrize("verb", [command.callback.__name__ for command in app.registered_commands])
+def test_help_has_each_command_on_a_line_of_its_own(verb: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).invoke(app, [verb, "--help"])
+    lines = [line.strip() for line in result.output.splitlines()]
+    commands = [line for line in lines if line.startswith((f"paceline {verb} ", "torchrun "))]
+    assert commands
+    assert [line for line in commands if line.count("paceline ") + line.count("paceline.cli.main ") != 1] == []
+
+
 def test_help_costs_no_pytorch() -> None:
     code = "import sys; from paceline.cli.main import app; app(['train', '--help'], standalone_mode=False); "
     code += "app(['plan', '--help'], standalone_mode=False); "

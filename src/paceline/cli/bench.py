@@ -25,9 +25,26 @@ BENCHES = {
     "server": "push and pull of the parameter server against raw limits and its peers",
 }
 
+_NAMES = "\n".join(f"- `{name}`: {summary}" for name, summary in BENCHES.items())
+
+HELP = f"""
+Measure against other systems, interleaved, on this machine.
+
+```
+paceline bench data-parallel --json data-parallel.json
+paceline bench collectives --json collectives.json
+torchrun --nproc-per-node 8 -m paceline.cli.main bench collectives --set cluster=dgx-h100
+paceline bench predictions --data measured_runs.csv --json predictions.json
+```
+
+Other work on the machine makes the numbers worthless; the spread that is printed tells.
+
+{_NAMES}
+"""
+
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="; ".join(f"{k}: {v}" for k, v in BENCHES.items()))],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of those listed above.")],
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the benchmark.")
     ] = None,
@@ -49,15 +66,7 @@ def bench(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure against other systems, interleaved, on this machine.
-
-        paceline bench data-parallel --json data-parallel.json
-        paceline bench collectives --json collectives.json
-        torchrun --nproc-per-node 8 -m paceline.cli.main bench collectives --set cluster=dgx-h100
-        paceline bench predictions --data measured_runs.csv --json predictions.json
-
-    Other work on the machine makes the numbers worthless; the spread that is printed tells.
-    """
+    """Measure against other systems; `HELP` is what users read."""
     if name not in BENCHES:
         raise RecipeError(f"there is no benchmark '{name}'; known: {', '.join(BENCHES)}.{nearest(name, BENCHES)}")
     options = {key: str(value) for key, value in (("data", data), ("fit_rows", fit_rows)) if value is not None}

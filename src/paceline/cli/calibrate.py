@@ -32,9 +32,11 @@ def calibrate(
 ) -> None:
     """Measure this machine in about a minute, and write it as a cluster that plan and simulate read.
 
-        paceline calibrate
-        paceline calibrate -o cluster.yaml --ranks 2
-        paceline plan recipes/gpt-stdlib.yaml --cluster cluster.yaml
+    ```
+    paceline calibrate
+    paceline calibrate -o cluster.yaml --ranks 2
+    paceline plan recipes/gpt-stdlib.yaml --cluster cluster.yaml
+    ```
 
     All ranks compute at once, as they do in a step. What this run cannot tell is named; it stays at its default.
     """

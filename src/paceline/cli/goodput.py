@@ -64,8 +64,10 @@ def goodput(
 
     Beside what a simulation says stand Daly's and Young's formulas, which know nothing of spare hosts.
 
-        paceline goodput --cluster dgx-h100 --devices 16384 --checkpoint-s 30
-        paceline goodput --cluster dgx-h100 --devices 16384 --checkpoint-s 30 --spares 8,16 --repair-hours 24
+    ```
+    paceline goodput --cluster dgx-h100 --devices 16384 --checkpoint-s 30
+    paceline goodput --cluster dgx-h100 --devices 16384 --checkpoint-s 30 --spares 8,16 --repair-hours 24
+    ```
     """
     from paceline.cluster.files import load
     from paceline.simulator.curves import check_picture

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from paceline import __version__
+from paceline.cli.bench import HELP as BENCH_HELP
 from paceline.cli.bench import bench
 from paceline.cli.calibrate import calibrate
 from paceline.cli.goodput import goodput
@@ -77,7 +78,7 @@ app.command()(plan)
 app.command()(simulate)
 app.command(help=SCHEDULE_HELP)(schedule)
 app.command()(calibrate)
-app.command()(bench)
+app.command(help=BENCH_HELP)(bench)
 app.command()(goodput)
 
 
