@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 from paceline.errors import ExchangeError, nearest
@@ -187,6 +188,16 @@ class Job:
     def is_synchronous(self, table: int) -> bool:
         """Whether a table changes once a clock, by the mean of its pieces."""
         return self.tables[table].consistency.mode is Mode.BSP
+
+    @cached_property
+    def closes_steps(self) -> bool:
+        """Whether shards apply a step only once all of them have all of it; see `shard.norms`.
+
+        So where all tables are synchronous: a worker that dies while it pushes leaves no shard ahead of the others,
+        and who does its task again reads what it had read.
+        """
+        synchronous = all(map(self.is_synchronous, range(len(self.tables))))
+        return self.clip is not None or (synchronous and self.shards > 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -55,7 +55,7 @@ class Kind(IntEnum):
     count. numbers: (table, shard, position): after which position. Answered by PULLED, with the position of each shard
     in the order of the numbers, and a tensor of keys ([n] int64) for each."""
     NORMS = 15
-    """Asks the tails of shards what they know of the norm of a clock's gradient, where it is clipped (`shard.norms`).
+    """Asks the tails of shards how far they are with a clock's step, and what they know of its norm (`shard.norms`).
     clock; numbers: the shards. Answered by PULLED; numbers: the stage of each, tensor: the value of each (float64)."""
 
 

@@ -357,7 +357,7 @@ def test_two_workers_on_synchronous_tables_equal_one() -> None:
     def work(there: Loopback, number: int) -> None:
         exchange, _ = worker(there, number)
         read = torch.empty(9000, dtype=torch.float64)
-        for task in range(number, 8, 2):
+        for task in range(number - 1, 8, 2):
             exchange.pull([0], [read], made.clock(task))
             exchange.push([task], {0: gradient(task, read)}, {}, weight=1.0 + task % 2)
         exchange.close()
@@ -366,7 +366,7 @@ def test_two_workers_on_synchronous_tables_equal_one() -> None:
     for clock in range(4):
         serial = serial - (gradient(2 * clock, serial) + 2 * gradient(2 * clock + 1, serial)) / 3
     with loopback(made, 2, shards=begun(made, {"weight": start})) as there:
-        threads = [threading.Thread(target=work, args=(there, number)) for number in range(2)]
+        threads = [threading.Thread(target=work, args=(there, number)) for number in (1, 2)]
         for thread in threads:
             thread.start()
         for thread in threads:

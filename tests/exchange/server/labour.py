@@ -16,6 +16,7 @@ from paceline.exchange.interface import Rows
 from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.layout import shards_of
 from paceline.exchange.shard.log import Record, read_updates
+from paceline.exchange.shard.norms import closed_by, closing
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Part, Update
 from tests.exchange.server.town import WORKERS, Town, beginning
@@ -122,6 +123,9 @@ def explain(of: Job, shard: int, records: Sequence[Record], pushes: Mapping[tupl
     made = beginning(of, shard)
     routes = {part.shard: part for part in DenseRoutes(of).of(WEIGHT)}
     for record in records:
+        if closed_by(of, record.worker, record.sequence) is not None:
+            assert made.apply(closing(record.sequence - 1, 0.0)).position == record.position
+            continue
         pushed = pushes[record.worker, record.sequence]
         parts = []
         if shard in routes:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.errors import ExchangeError
 from paceline.exchange.job import DenseTable, Rule
 from paceline.exchange.layout import shards_of
+from paceline.exchange.shard.norms import closing
 from paceline.exchange.shard.shard import Shard, ShardState
 from paceline.exchange.updates import Part, Update
 from tests.exchange.shard import jobs
@@ -34,7 +35,7 @@ def _through_json(state: ShardState) -> ShardState:
 def test_a_copy_at_any_point_has_the_same_future(
     modes: tuple[str, str], rule: Rule, order: list[int], cut: int
 ) -> None:
-    job = jobs.job(*modes, pieces=4, rule=rule)
+    job = jobs.job(*modes, pieces=4, shards=1, rule=rule)
     shard = jobs.begun(job)
     copy: Shard | None = None
     for turn, task in enumerate(sorted(order, key=lambda task: task // 4)):
@@ -144,5 +145,6 @@ def test_a_shard_without_elements_of_a_table_does_without() -> None:
     for shard in shards:
         for task in range(3):
             shard.apply(jobs.update(shard, task))
+        shard.apply(closing(0, 0.0))
         assert shard.completed == 1
         jobs.assert_same(Shard.of(job, shard.number, shard.state()).state(), shard.state())

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.exchange.interface import Deal, Interrupted, Order, Rows
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.layout import dense_ranges, shards_of
+from paceline.exchange.shard.norms import closing, norm_of
 from paceline.exchange.shard.shard import Shard
 from paceline.exchange.updates import Part, Update
 
@@ -58,7 +59,7 @@ class Kept:
 
 
 class InMemory:
-    """An exchange with them, of one worker."""
+    """An exchange with them, of one worker; counted from 0."""
 
     def __init__(self, kept: Kept, worker: int, orphans: Sequence[int] = ()) -> None:
         self.kept, self.job, self.worker = kept, kept.job, worker
@@ -115,9 +116,17 @@ class InMemory:
                     mine = torch.from_numpy(shards_of(keys.numpy(), self.job.shards)) == number
                     if mine.any():
                         parts.append(Part(table, keys[mine], values[mine].contiguous()))
-                update = Update(self.worker, self._sequence, tuple(tasks), self._read[number], weight, tuple(parts))
+                update = Update(1 + self.worker, self._sequence, tuple(tasks), self._read[number], weight, tuple(parts))
                 shard.apply(update)
+            if self.job.closes_steps:
+                self._close(self.job.clock(tasks[0]))
             self.kept.changed.notify_all()
+
+    def _close(self, clock: int) -> None:
+        norm = norm_of(shard.share(clock) for shard in self.kept.shards)
+        if norm is not None:
+            for shard in self.kept.shards:
+                shard.apply(closing(clock, norm))
 
     def flush(self) -> None:
         pass

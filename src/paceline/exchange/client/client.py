@@ -187,11 +187,11 @@ class ServerExchange:
         push = Push(self._member.id, self._sequence, tasks, weight, reads, outgoing)
         self._errands.begin(push)
         self._outstanding.append(push)
-        clips = self._job.clip is not None and len(tasks) > 0
-        self._settle(0 if clips else self._window)
-        norm = close(self._job, self._errands, self._job.clock(tasks[0])) if clips else None
+        closes = self._job.closes_steps and len(tasks) > 0
+        self._settle(0 if closes else self._window)
+        norm = close(self._job, self._errands, self._job.clock(tasks[0])) if closes else None
         self._figures.pushed(time.monotonic() - began, sum(len(given.keys) for given in rows.values()))
-        return norm
+        return None if self._job.clip is None else norm
 
     def flush(self) -> None:
         """See `interface.Exchange`."""

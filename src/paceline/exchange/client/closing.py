@@ -1,4 +1,4 @@
-"""Steps whose gradient is clipped are closed by their workers: what all shards have of the norm is asked, and added up.
+"""Synchronous steps are closed by their workers: shards are asked how far they are, and for the norm.
 
 A worker asks after each of its pushes, before anybody hears that the task is done. Whoever asks after the last piece
 has come to the last shard finds all of them whole and closes the step; if it dies before that, its task is not done,

@@ -126,7 +126,7 @@ class Lines:
         marks: of each shard the position whose state is wanted.
         reached: called with a shard when it is at its mark.
 
-    Where steps are clipped, nobody offers what closes them: it follows from what the shards come to (`shard.norms`).
+    Where steps are closed, nobody offers what closes them: it follows from what the shards come to (`shard.norms`).
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Lines:
                 (position for position in reads.get(shard.number, ()) if position >= shard.position),
                 marks.get(shard.number, -1),
                 note,
-                self._close if shard.job.clip is not None else _nothing,
+                self._close if shard.job.closes_steps else _nothing,
             )
             for shard in shards
         }
@@ -191,4 +191,4 @@ class Lines:
 
 
 def _nothing(shard: Shard) -> None:
-    """Steps are not clipped."""
+    """Steps are not closed."""

@@ -32,7 +32,7 @@ class Checks:
         self._number = number
         self._tables = tables
         self._counts = counts
-        self._has_steps = job.clip is not None or any(job.is_synchronous(table) for table in tables)
+        self._has_steps = job.closes_steps or any(job.is_synchronous(table) for table in tables)
         self._dtypes = [getattr(torch, table.dtype) for table in job.tables]
 
     def check(self, update: Update, clocks: Clocks, position: int) -> None:

@@ -1,6 +1,6 @@
 """Which tasks were applied to a shard, and what may therefore be read: clocks and their bounds.
 
-Where steps are clipped (`norms`), a clock counts as completed once its step is closed.
+Where steps are closed (`norms`), a clock counts as completed once its step is closed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Clocks:
         self._kept = 1 + max((bound for bound in bounds if bound is not None), default=0)
         self._floor = 0
         self._above: set[int] = set()
-        self._closed: tuple[int, float] | None = None if job.clip is None else (0, math.nan)  # clocks; norm of the last
+        self._closed: tuple[int, float] | None = (0, math.nan) if job.closes_steps else None  # clocks; norm of the last
         self._reached: deque[tuple[int, int]] = deque([(0, 0)], self._kept)  # clock, and the position it came with
 
     @property

@@ -1,9 +1,10 @@
-"""The global norm of a step's gradient, by which it is clipped: what each shard has of it, and what follows from all.
+"""How far each shard is with a step, and what it has of the global norm by which it is clipped; what follows from all.
 
-Where `Job.clip` is set, a step that has all its pieces waits in its shard until it is *closed*. A closing is an update
-like any other, in the log and on its way through the chain; it has no parts and no tasks, and its weight is the norm.
-It follows from the shares of all shards alone, so whoever adds them up has the same closing, to the bit, and which of
-them comes first is all one.
+Where a job closes steps (`Job.closes_steps`), one that has all its pieces waits in its shard until it is *closed*: no
+shard is ahead of others that lack a piece, whoever dies. A closing is an update like any other, in the log and on its
+way through the chain; it has no parts and no tasks, and its weight is the norm (0 where nothing is clipped). It follows
+from the shares of all shards alone, so whoever adds them up has the same closing, to the bit, and which of them comes
+first is all one.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Share(NamedTuple):
 
     Attributes:
         stage: how far it is.
-        value: WHOLE: the sum of the squares of the mean gradient's elements here. CLOSED: the norm; NaN where a later
-            step was closed since.
+        value: WHOLE: the sum of the squares of the mean gradient's elements here, where it is clipped; else 0. CLOSED:
+            the norm; NaN where a later step was closed since.
     """
 
     stage: Stage
@@ -99,7 +100,7 @@ def closing(clock: int, norm: float) -> Update:
 
 def closed_by(job: Job, worker: int, sequence: int) -> int | None:
     """Return the clock that an update closes; None: it is another update."""
-    return sequence - 1 if job.clip is not None and worker == _CLOSER else None
+    return sequence - 1 if job.closes_steps and worker == _CLOSER else None
 
 
 def factor(clip: float, norm: float) -> float:

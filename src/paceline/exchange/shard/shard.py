@@ -60,7 +60,7 @@ class Shard:
                 self._dense[index] = Dense(counts[index], dtype, table.rule)
         self._changes = {index: Changes() for index in self._sparse} if job.notes_changes else {}
         self._synchronous = frozenset(filter(job.is_synchronous, range(len(job.tables))))
-        self._has_steps = job.clip is not None or not self._synchronous.isdisjoint(self.tables)
+        self._has_steps = job.closes_steps or not self._synchronous.isdisjoint(self.tables)
         self._checks = Checks(job, number, self.tables, counts)
 
     @property
@@ -94,12 +94,12 @@ class Shard:
         return () if bound is None else self._clocks.missing(clock - bound)
 
     def share(self, clock: int) -> Share:
-        """Return what is known here of the norm of a step's gradient; of a job that clips it."""
+        """Return how far this shard is with a step, and what it knows of the norm; of a job that closes steps."""
         if clock < self._clocks.completed:
             return Share(Stage.CLOSED, self._clocks.last_norm if clock == self._clocks.completed - 1 else math.nan)
         if clock > self._clocks.completed or clock >= self._clocks.gathered:
             return Share(Stage.GATHERING)
-        return Share(Stage.WHOLE, self._steps[clock].squares)
+        return Share(Stage.WHOLE, 0.0 if self.job.clip is None else self._steps[clock].squares)
 
     def read(self, table: int) -> Tensor:
         """Return the elements of a dense table that are here, range after range. [n]; not a copy."""
@@ -281,10 +281,9 @@ class Shard:
                 self._update(part, done, _SEVERAL)
 
     def _close(self, clock: int, norm: float) -> None:
-        """Apply a step, clipped."""
-        assert self.job.clip is not None
+        """Apply a step, clipped where the job does so."""
         self._clocks.close(norm, self._position)
-        scale = factor(self.job.clip, norm)
+        scale = 1.0 if self.job.clip is None else factor(self.job.clip, norm)
         for part in self._steps.pop(clock).means():
             self._update(part._replace(values=part.values * scale) if scale < 1 else part, clock, _SEVERAL)
 

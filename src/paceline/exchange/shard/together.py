@@ -55,7 +55,7 @@ class RowPush(NamedTuple):
     def is_simple(self, job: Job) -> bool:
         """Whether it fits the tables and may be applied together, as far as that can be told without the shards."""
         tasks = self.tasks
-        if job.clip is not None or job.damp_stale or job.notes_changes:
+        if job.closes_steps or job.damp_stale or job.notes_changes:
             return False
         if self.sequence < 1 or not tasks or not self.reads:
             return False

@@ -1,9 +1,10 @@
-"""Clipped steps on servers that come and go: equal to serial clipping, and closed whoever dies in the midst of it."""
+"""Steps on servers that come and go: equal to serial ones, clipped or not, and closed whoever dies in their midst."""
 
 from __future__ import annotations
 
 import faulthandler
 import itertools
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from paceline.exchange.client.client import ServerExchange
 from paceline.exchange.client.closing import Norms
 from paceline.exchange.client.pushes import Push
 from paceline.exchange.interface import Interrupted, Rows
-from paceline.exchange.job import DenseTable, Initializer, Job, Rule, SparseTable
+from paceline.exchange.job import Consistency, DenseTable, Initializer, Job, Rule, SparseTable
 from paceline.exchange.shard.log import read_updates
 from paceline.exchange.shard.norms import Stage, closing, norm_of
 from tests.exchange.server.town import SECRET, WORKERS, Citizen, Town, town
@@ -28,6 +29,7 @@ RULE = Rule("momentum", {"lr": 0.05, "momentum": 0.9})
 WEIGHT, BIAS, ROWS = 0, 1, 2
 KEYS = torch.arange(12)
 CLIP = 2.0
+UNCLIPPED = math.inf
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +88,9 @@ def do(exchange: ServerExchange, task: int) -> float | None:
     return norm
 
 
-def serial(begun: Mapping[int, Tensor], pieces: int, steps: int) -> tuple[dict[int, Tensor], list[float]]:
+def serial(
+    begun: Mapping[int, Tensor], pieces: int, steps: int, clip: float = CLIP
+) -> tuple[dict[int, Tensor], list[float]]:
     values = {table: nn.Parameter(tensor.clone()) for table, tensor in begun.items()}
     momentum = {table: torch.zeros_like(tensor) for table, tensor in begun.items()}
     norms = []
@@ -101,7 +105,7 @@ def serial(begun: Mapping[int, Tensor], pieces: int, steps: int) -> tuple[dict[i
             for table, one in dense.items():
                 values[table].grad += one * weight_of(task) / total  # type: ignore[operator]
             values[ROWS].grad[keys] += rows * weight_of(task) / total  # type: ignore[index]
-        norms.append(float(nn.utils.clip_grad_norm_(list(values.values()), CLIP)))
+        norms.append(float(nn.utils.clip_grad_norm_(list(values.values()), clip)))
         for table, value in values.items():
             assert value.grad is not None
             momentum[table] = (0.0 if table == ROWS else 0.9) * momentum[table] + value.grad
@@ -170,7 +174,9 @@ def test_it_equals_serial_clipping_though_servers_die(workers: int, tmp_path: Pa
 
 def dying(place: Town, number: int) -> ServerExchange:
     """A worker that closes nothing: it dies before."""
-    charter = replace(place.charter, job=replace(place.charter.job, clip=None))
+    tables = tuple(replace(table, consistency=Consistency.parse("asp")) for table in place.charter.job.tables)
+    charter = replace(place.charter, job=replace(place.charter.job, tables=tables, clip=None))
+    assert not charter.job.closes_steps
     return ServerExchange(charter, Citizen(place, WORKERS + number), SECRET)
 
 
@@ -211,9 +217,12 @@ def test_the_task_of_a_worker_that_died_before_it_closed_a_step_is_done_again_an
         other.close()
 
 
-def test_a_task_that_only_some_shards_got_is_done_again_from_what_all_of_them_had(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clip", [CLIP, None])
+def test_a_task_that_only_some_shards_got_is_done_again_from_what_all_of_them_had(
+    clip: float | None, tmp_path: Path
+) -> None:
     """No shard has applied the step for which others lack a piece."""
-    with town(job(2), tmp_path, 2) as place:
+    with town(job(2, clip=clip), tmp_path, 2) as place:
         one, dead, other = place.worker(1), dying(place, 2), place.worker(3)
         begun = read(one, 0)
         do(one, 0)
@@ -225,8 +234,8 @@ def test_a_task_that_only_some_shards_got_is_done_again_from_what_all_of_them_ha
         dead._errands.finish(push)
         dead.close()
         norm = do(other, 1)
-        expected, norms = serial(begun, 2, 1)
-        assert norm == pytest.approx(norms[0], rel=1e-12)
+        expected, norms = serial(begun, 2, 1, clip or UNCLIPPED)
+        assert norm == (None if clip is None else pytest.approx(norms[0], rel=1e-12))
         found = read(other, 1)
         for table, values in expected.items():
             torch.testing.assert_close(found[table], values, rtol=1e-12, atol=1e-12)
