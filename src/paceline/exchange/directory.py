@@ -21,8 +21,8 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.durable import settle
 from paceline.errors import ExchangeError
-from paceline.exchange.shard.manifest import settle
 from paceline.exchange.terms import Charter
 
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.durable import settle
 from paceline.errors import ExchangeError
 from paceline.exchange.interface import Deal, Dealer, Order
-from paceline.exchange.shard.manifest import settle
 
 
 class ActionLog:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
+from paceline.durable import settle
 from paceline.errors import ExchangeError
 
 Record: TypeAlias = dict[str, Any]
@@ -84,7 +85,7 @@ class Journal:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         records, whole_bytes = self._read()
         os.ftruncate(self._file, whole_bytes)  # a line that was being written when the host went down
-        _sync_directory(self._directory)
+        settle(self._directory)
         self._appended = len(records)
         return records
 
@@ -111,7 +112,7 @@ class Journal:
                 out.write(_line(record))
             os.fsync(file)
             draft.replace(self._path)
-            _sync_directory(self._directory)
+            settle(self._directory)
         except OSError as error:
             os.close(file)
             raise ExchangeError(f"cannot write {draft}: {error.strerror}.") from error
@@ -153,11 +154,3 @@ def _record(line: bytes) -> Record | None:
         return None
     record: Record = json.loads(text)
     return record
-
-
-def _sync_directory(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

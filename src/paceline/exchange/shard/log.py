@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from paceline.durable import settle
 from paceline.errors import ExchangeError
-from paceline.exchange.shard.manifest import settle
 from paceline.exchange.shard.settling import Settling
 
 _HEADER: Final = struct.Struct("<16sq")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from paceline.durable import settle
 from paceline.errors import ExchangeError
 
 _NAME: Final = "manifest.json"
@@ -100,15 +101,6 @@ def read_json(path: Path) -> Any:
         ) from error
     except ValueError as error:
         raise ExchangeError(f"{path} is damaged ({error}); take the snapshot before.") from error
-
-
-def settle(directory: Path) -> None:
-    """Have the names in a directory outlive a loss of power."""
-    file = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def cannot_write(path: Path, error: Exception) -> ExchangeError:

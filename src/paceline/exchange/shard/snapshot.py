@@ -20,11 +20,12 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
+from paceline.durable import settle
 from paceline.errors import ExchangeError
 from paceline.exchange.job import DenseTable, Job
 from paceline.exchange.rates import Rates
 from paceline.exchange.shard.files import File
-from paceline.exchange.shard.manifest import Manifest, cannot_write, read_json, settle, write_json
+from paceline.exchange.shard.manifest import Manifest, cannot_write, read_json, write_json
 from paceline.exchange.shard.shard import Shard, ShardState
 
 _FULL_EVERY: Final = 8

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from paceline.durable import settle
 from paceline.errors import CheckpointError
 from paceline.train.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from paceline.train.checkpoint.tensorfile import file_facts
@@ -86,7 +87,7 @@ def publish(partial: Path, final: Path) -> None:
     Raises:
         OSError: the file system refuses.
     """
-    sync_directory(partial)
+    settle(partial)
     replaced = final.with_name(f"{final.name}.replaced")
     if final.exists() and not _is_ours(final):
         aside = final.with_name(f"{final.name}.unknown-{partial.name.partition('-')[2]}")
@@ -97,7 +98,7 @@ def publish(partial: Path, final: Path) -> None:
             discard(replaced)
         os.rename(final, replaced)  # still counts as a checkpoint, should the next line never come
     os.rename(partial, final)
-    sync_directory(final.parent)
+    settle(final.parent)
     if replaced.exists():
         with contextlib.suppress(OSError):  # the new one is whole: an old one too many is no failure
             discard(replaced)
@@ -132,12 +133,3 @@ def _is_ours(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def sync_directory(path: Path) -> None:
-    """Force the names in a directory to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

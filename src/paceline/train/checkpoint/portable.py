@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline.durable import settle
 from paceline.errors import CheckpointError
 from paceline.placement.boxes import Patch
-from paceline.train.checkpoint.directory import broken_files, sync_directory
+from paceline.train.checkpoint.directory import broken_files
 from paceline.train.checkpoint.manifest import MANIFEST, read_manifest
 from paceline.train.checkpoint.misfit import compare, refuse_if
 from paceline.train.checkpoint.pieces import ShardedModule, model_key, saved_shards
@@ -104,7 +105,7 @@ def _write(path: Path, specs: Mapping[str, Spec], fetch: Callable[[str], Tensor]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(draft, specs, fetch, {"format": "pt"})
         os.replace(draft, path)
-        sync_directory(path.parent)
+        settle(path.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error.strerror}. Nothing was left behind.") from error

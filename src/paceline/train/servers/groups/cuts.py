@@ -19,11 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from paceline.durable import settle
 from paceline.errors import ExchangeError, RecipeError
 from paceline.exchange.directory import Directory
 from paceline.exchange.job import Job
 from paceline.exchange.shard.clocks import Clocks
-from paceline.exchange.shard.manifest import Manifest, read_json, settle, whole_snapshots
+from paceline.exchange.shard.manifest import Manifest, read_json, whole_snapshots
 from paceline.exchange.shard.sequences import Sequences
 from paceline.train.servers.groups.bridge import bridge_id, task_of
 from paceline.train.servers.groups.ledger import Ledger
@@ -79,9 +80,7 @@ def keep(directory: Directory, snapshot: Path) -> None:
     draft.mkdir(parents=True)
     linked(snapshot, draft / snapshot.name)
     os.link(ledger.path, draft / ledger.path.name)
-    with ledger.path.open("rb+") as file:  # servers have done so with their files
-        os.fsync(file.fileno())
-    for path in (draft / snapshot.name, draft):
+    for path in (ledger.path, draft / snapshot.name, draft):  # servers have done so with their files
         settle(path)
     draft.rename(place)
     settle(folder)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.exchange.shard.manifest import settle
+from paceline.durable import settle
 from paceline.train.rundir import RunDirectory
 from paceline.train.servers.rundir import NAME, Part, part_of
 
